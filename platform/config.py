@@ -1,0 +1,105 @@
+"""Configuration: frozen, one class per part, resolved once to final values.
+
+The command line, environment and YAML files fill `Options` (what the user asked, None where
+they left it to us); `platform/resolve.py` turns it, with the model and the machine in view, into
+these classes. Nothing changes them afterwards, and each part gets only its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the user asked. None means: choose what fits."""
+
+    model: str | None = None  # directory, hub id, GGUF file; None: the embedded default
+    revision: str | None = None
+    served_model_name: str | None = None
+    dtype: str = "auto"  # auto | float32 | bfloat16
+    executor: str = "auto"  # auto | torch
+    device: str = "auto"  # auto | cpu
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_queued_reqs: int | None = None
+    block_size: int = 16
+    kv_cache_bytes: int | None = None
+    memory_utilization: float = 0.8  # share of the memory free at start
+    enable_prefix_caching: bool = True
+    num_threads: int | None = None
+    seed: int = 0
+    progress: bool = True  # bars while loading and generating
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVGroup:
+    """Layers that share one block table: same kind of state, same retention.
+
+    window: tokens a row may see including itself; None = all before it.
+    """
+
+    layers: tuple[int, ...]  # model layer indices, in order
+    window: int | None
+    num_kv_heads: int
+    head_size: int  # of K; V may be narrower and is stored padded to it
+    num_blocks: int = 0  # block 0 is the null block and never handed out
+
+    def bytes_per_block(self, block_size: int, bytes_per_value: int) -> int:
+        return (
+            2 * len(self.layers) * self.num_kv_heads * self.head_size * block_size * bytes_per_value
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """KV cache: block size in tokens, groups with their number of blocks, dtype by name."""
+
+    block_size: int
+    groups: tuple[KVGroup, ...]
+    dtype: str  # float32 | bfloat16
+    enable_prefix_caching: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of KV that fit, by the scarcest group that must hold whole sequences."""
+        full = [g for g in self.groups if g.window is None] or list(self.groups)
+        return min((g.num_blocks - 1) * self.block_size for g in full)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Bounds of a step and of the queue."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_queued: int  # requests waiting for their first admission
+    watermark: float = 0.02  # share of blocks kept for running decodes at admission
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What the rest of Plait needs to know of a loaded model."""
+
+    name: str  # served name
+    architecture: str  # transformers class
+    source: str  # "directory" | "hub" | "gguf" | "embedded"; never a path
+    dtype: str
+    executor: str
+    vocab_size: int
+    context_length: int  # the model's own limit
+    eos_token_ids: tuple[int, ...]
+    weight_bytes: int
+    notes: tuple[str, ...] = ()  # what is off and why, for the banner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything an engine is built from, resolved."""
+
+    options: Options
+    model: ModelInfo
+    cache: CacheConfig
+    scheduler: SchedulerConfig

@@ -1,0 +1,267 @@
+"""The words that all of Plait shares, as data.
+
+May enter: plain data that two or more parts exchange. May not enter: behaviour beyond
+deriving one field from others, tensors, or any import of ours.
+
+A request's life: `Request` (immutable, what the client asked) → one `Sequence` per answer
+(mutable, owned by the scheduler) → `Span`s in a `StepPlan` → `RowResult`s in a `StepResult`
+→ `Event`s out of the engine, the last of which carries a `finish_reason`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence as SequenceOf
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class InvalidParameter(ValueError):
+    """A parameter has a value that cannot be served; `param` names it."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended. Every accepted sequence ends with exactly one of these."""
+
+    STOP = "stop"  # end token, stop token or stop string
+    LENGTH = "length"  # max_tokens or the context's end
+    ABORT = "abort"  # the client went away, or the server shut down
+    ERROR = "error"  # `Event.error` says what happened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens of one request are chosen, and when to stop. Field names are vLLM's.
+
+    Raises `InvalidParameter` for a value outside its range. Values that depend on the model
+    (token ids against the vocabulary, length against the context) are checked at admission.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16  # None: up to the context's end
+    min_tokens: int = 0
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: all
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over output
+    frequency_penalty: float = 0.0  # over output
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: SequenceOf[int] | None = None
+    bad_words: SequenceOf[str] = ()
+    seed: int | None = None  # None: random, drawn once at admission
+    stop: SequenceOf[str] | str = ()
+    stop_token_ids: SequenceOf[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None  # how many top alternatives; 0: only the chosen token's
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        set_ = object.__setattr__
+        set_(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
+        set_(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        set_(self, "bad_words", tuple(self.bad_words or ()))
+        set_(self, "top_k", 0 if self.top_k == -1 else self.top_k)
+        set_(self, "logit_bias", dict(self.logit_bias or {}))
+        if self.allowed_token_ids is not None:
+            set_(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        _check_sampling(self)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "n": (1, 16),
+    "min_tokens": (0, math.inf),
+    "temperature": (0, 100),
+    "top_p": (0, 1),  # 0 itself is refused below
+    "min_p": (0, 1),
+    "top_k": (0, math.inf),
+    "repetition_penalty": (0, 100),  # 0 itself is refused below
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+}
+
+
+def _check_sampling(p: SamplingParams) -> None:
+    for name, (low, high) in _RANGES.items():
+        value = getattr(p, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+            raise InvalidParameter(name, f"{name} must be a number, got {value!r}")
+        if not (low <= value <= high) or math.isinf(value):
+            raise InvalidParameter(name, f"{name} must lie in [{low}, {high}], got {value!r}")
+    for name in ("top_p", "repetition_penalty"):
+        if getattr(p, name) == 0:
+            raise InvalidParameter(name, f"{name} must be greater than 0")
+    for name, low in (("max_tokens", 0), ("logprobs", 0), ("prompt_logprobs", 0)):
+        value = getattr(p, name)
+        if value is not None and (not isinstance(value, int) or value < low):
+            raise InvalidParameter(name, f"{name} must be None or an integer >= {low}")
+    if p.max_tokens is not None and p.min_tokens > p.max_tokens:
+        raise InvalidParameter("min_tokens", f"min_tokens {p.min_tokens} > max_tokens")
+    if p.allowed_token_ids is not None and not p.allowed_token_ids:
+        raise InvalidParameter("allowed_token_ids", "allowed_token_ids must not be empty")
+    if any(not isinstance(s, str) or not s for s in (*p.stop, *p.bad_words)):
+        raise InvalidParameter("stop", "stop and bad_words take non-empty strings")
+    for token, bias in p.logit_bias.items():
+        if not isinstance(token, int) or not (-100 <= bias <= 100):
+            raise InvalidParameter("logit_bias", "logit_bias maps token ids to [-100, 100]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a client asked, tokenized and checked. Immutable."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0  # lower runs first
+    deadline_s: float | None = None  # on the engine's monotonic clock
+    cache_salt: str = ""  # blocks are shared only under the same salt
+    adapter: str | None = None  # generation, once adapters are served
+    images: tuple[Any, ...] = ()  # image items, once vision is served
+    grammar: Any = None  # compiled grammar, once structure is served
+    # Token sequences of `params.bad_words` (with and without a leading space).
+    bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
+
+
+class SequenceState(StrEnum):
+    WAITING = "waiting"  # no place in the running set; may still hold blocks (parked)
+    FORKING = "forking"  # waits for its leader's prompt to be computed
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """One growing list of tokens. Owned by the scheduler; others read it within a step.
+
+    Invariant: `num_computed_tokens` <= len(tokens); `tokens[num_computed_tokens:]` is what the
+    next spans must compute. `drafts` are unverified and never part of `tokens`.
+    """
+
+    seq_id: int
+    request: Request
+    index: int  # which of the request's `n` answers
+    arrival: int  # admission order, for fairness
+    tokens: list[int]  # prompt, then output
+    max_total_tokens: int  # prompt + max_tokens, cut at the context's end
+    seed: int  # 64 bit; never None
+    state: SequenceState = SequenceState.WAITING
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache at first admission
+    num_preemptions: int = 0
+    block_ids: list[list[int]] = field(default_factory=list)  # per KV group; 0 = null block
+    drafts: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the token id or string that stopped it
+    text: Any = None  # its `OutputText`, owned by the engine; None where nobody reads text
+    epoch: int = 0  # grows with every preemption; results of an older epoch are dropped
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.tokens[self.num_prompt_tokens :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A run of consecutive tokens of one sequence that one step computes.
+
+    Tokens are `(sequence.tokens + drafts)[start : start + num_tokens]`. Logits are needed for
+    the last `num_samples` rows of the span (0 while the prompt is still incomplete, else
+    1 + number of drafts), and for every prompt row where `prompt_logprobs` is wanted.
+    """
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    num_samples: int
+    drafts: tuple[int, ...] = ()
+    block_ids: tuple[tuple[int, ...], ...] = ()  # per KV group, snapshot covering the span
+    wants_prompt_logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What the scheduler chose for one step. Plain data, no tensors."""
+
+    step_id: int
+    spans: tuple[Span, ...]
+    images: tuple[Any, ...] = ()  # image items to encode first
+    finished: tuple[Sequence, ...] = ()  # ended while planning (deadline, impossible)
+    preempted: tuple[Sequence, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        return sum(span.num_tokens for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """The chosen token's natural-log probability and the best alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 = most likely
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanResult:
+    """What one span produced: accepted tokens (drafts that held, then one new token).
+
+    `error` set: this sequence alone must end (NaN logits, say); its tokens are ignored.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if wanted
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # for prompt tokens start+1 … of this span
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """Results in the order of `StepPlan.spans`."""
+
+    spans: tuple[SpanResult, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What one step added to one sequence; the last one carries `finish_reason`.
+
+    `text` is the delta that may be shown now (stop strings held back, characters whole); the
+    deltas of a sequence concatenate to its full text. `error` is `(code, message)`.
+    """
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # once, when the prompt is done
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0  # so far
+    num_cached_tokens: int = 0
+    error: tuple[str, str] | None = None

@@ -1,0 +1,33 @@
+"""The contract between the engine and whatever computes a step.
+
+An executor owns the weights and the KV page tensors. It knows nothing of requests: rows come
+in as a `StepBatch`, hidden rows go out, and logits are made only for the rows asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from plait.platform.batch import StepBatch
+    from plait.platform.config import CacheConfig, KVGroup, ModelInfo
+
+
+class Executor(Protocol):
+    """Computes steps. `allocate` is called once, before the first `forward`."""
+
+    model: ModelInfo
+    kv_groups: tuple[KVGroup, ...]  # with num_blocks = 0: sizes are decided by the budget
+    kv_dtype: str
+
+    def allocate(self, cache: CacheConfig) -> None:
+        """Create the KV page tensors."""
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        """Hidden rows `[T, D]`, after the final norm; writes K and V of every row."""
+
+    def logits(self, hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+        """Logits `[R, V]` fp32 for `rows` (int64 indices into hidden), soft cap applied."""
