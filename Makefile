@@ -1,0 +1,105 @@
+# make run     serve the embedded model (or: make run ARGS="PATH_OR_HUB_ID --port 8001")
+# make test    run the tests            (or: make test ARGS="tests/ops -k gemm")
+# make lint    formatting, lints, types, import rules
+# make bench   measure throughput
+# make build   only set up .venv; after an edit in csrc/, compiles what changed
+# make format  format all code
+# make lock    resolve the dependencies anew
+# Each sets up what it needs in .venv and does nothing twice.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Stamps lie inside the environment: without it nothing counts as done.
+STAMPS := $(VENV)/stamps
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+INSTALL := $(PIP) install --no-deps --require-hashes
+CPP := $(shell find csrc -name '*.cpp' -o -name '*.h')
+FOLDERS := platform adapters vision speculative structured
+
+.DELETE_ON_ERROR:
+.PHONY: run test lint bench build format lock clean
+
+run: $(STAMPS)/compiled $(STAMPS)/models
+	$(BIN)/plait serve $(ARGS)
+
+test: $(STAMPS)/dev $(STAMPS)/compiled $(STAMPS)/models
+	$(BIN)/pytest $(ARGS)
+
+bench: $(STAMPS)/compiled $(STAMPS)/models
+	@mkdir -p build
+	$(BIN)/plait bench throughput --json build/throughput.json $(ARGS)
+
+build: $(STAMPS)/dev $(STAMPS)/compiled
+
+lint: $(STAMPS)/dev build/typing/plait
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
+	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml --package plait
+	$(BIN)/pytest --quiet tests/test_imports.py
+
+format: $(STAMPS)/dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(CPP)
+
+lock: $(STAMPS)/dev
+	$(BIN)/python scripts/lock.py
+
+clean:
+	rm -rf build $(VENV)
+
+# --- the environment -----------------------------------------------------------------------
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo 'plait needs Python 3.11 or later: make PYTHON=/path/to/python3 …' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot make environments: install its venv package (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+# Everything is installed by hash and without resolving. torch comes first and apart. It is chosen
+# by version and only then checked: asked for by hash, pip takes the index's CUDA build even where
+# the machine is set up to find a CPU build. What a CUDA build needs follows only where one came.
+$(STAMPS)/runtime: torch.lock torch-cuda.lock requirements.lock | $(STAMPS)/venv
+	@rm -rf build/torch
+	$(PIP) download --no-deps --dest build/torch $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' torch.lock)
+	$(INSTALL) --no-index --find-links build/torch -r torch.lock
+	@rm -rf build/torch
+	@if $(BIN)/python scripts/torch_wants_cuda.py; then $(INSTALL) -r torch-cuda.lock; fi
+	$(INSTALL) -r requirements.lock
+	@touch $@
+
+$(STAMPS)/dev: requirements-dev.lock | $(STAMPS)/runtime
+	$(INSTALL) -r requirements-dev.lock
+	@touch $@
+
+$(STAMPS)/models: models.lock | $(STAMPS)/venv
+	$(INSTALL) -r models.lock
+	@touch $@
+
+# --- plait itself ----------------------------------------------------------------------------
+
+# The editable install: Python code is used where it lies, the C++ library is built into .venv.
+$(STAMPS)/editable: pyproject.toml CMakeLists.txt $(STAMPS)/runtime
+	@command -v $${CXX:-c++} >/dev/null || { [ -z "$$CXX" ] && command -v g++ clang++ >/dev/null; } || \
+	  { echo 'plait needs a C++20 compiler: install g++ 11 or clang 14, or later (Debian: apt-get install g++)' >&2; exit 1; }
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(PIP) check
+	@touch $@
+
+$(STAMPS)/compiled: $(CPP) $(STAMPS)/editable
+	@$(BIN)/cmake --build build/cmake -- --quiet
+	@$(BIN)/cmake --install build/cmake --prefix $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))') >/dev/null
+	@touch $@
+
+# mypy does not follow the editable install, so it gets the package laid out as folders.
+build/typing/plait: Makefile
+	@mkdir -p $@
+	@for folder in $(FOLDERS); do ln -sfn ../../../$$folder $@/$$folder; done
+	@echo 'from plait.platform.api import *' > $@/__init__.py
+	@touch $@
