@@ -17,6 +17,7 @@ class Options:
     model: str | None = None  # directory, hub id, GGUF file; None: the embedded default
     revision: str | None = None
     served_model_name: str | None = None
+    chat_template: str | None = None  # file or Jinja text that replaces the checkpoint's own
     dtype: str = "auto"  # auto | float32 | bfloat16
     executor: str = "auto"  # auto | torch
     device: str = "auto"  # auto | cpu
