@@ -1,0 +1,155 @@
+"""Text to token ids and back, chat templates, and the bytes of each token.
+
+Used in the API process, the engine process and the offline API alike, so it imports neither
+torch nor transformers: `tokenizer.json` and GGUF vocabularies are read by the `tokenizers`
+library alone; only a checkpoint that has neither goes through transformers' conversion.
+Remote code is never run. All methods may be called from several threads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.platform.errors import BadRequest
+from plait.platform.token_bytes import TokenBytes
+
+if TYPE_CHECKING:
+    from plait.platform.chat_template import ChatTemplate
+    from plait.platform.tokenizer_files import TokenizerFiles
+
+
+class Tokenizer:
+    """A fast tokenizer with its special tokens and chat template; immutable once loaded."""
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        self._backend = files.backend
+        self._bytes = TokenBytes(files.backend)
+        self._templates = files.chat_templates
+        self.bos_token_id = files.bos_token_id
+        self.eos_token_ids = files.eos_token_ids
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        *,
+        gguf_file: str | None = None,
+        chat_template: str | None = None,
+        revision: str | None = None,
+    ) -> Tokenizer:
+        """Load from a directory, a GGUF file, or a hub id (`HF_HUB_OFFLINE` is honoured).
+
+        `gguf_file` names a file inside `source`. `chat_template`, a file or the template's own
+        text, replaces the checkpoint's. Raises `ModelUnsupported` where no tokenizer is found.
+        """
+        from plait.platform.tokenizer_files import read_tokenizer_files
+
+        return cls(
+            read_tokenizer_files(
+                source, gguf_file=gguf_file, chat_template=chat_template, revision=revision
+            )
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Highest token id + 1, added tokens included. A model's vocabulary may be padded beyond."""
+        return self._bytes.vocab_size
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; names of special tokens in it become these tokens."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(
+        self,
+        ids: Iterable[int],
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """Text of `ids`. Bytes that form no character become U+FFFD, as in Python's "replace".
+
+        `spaces_between_special_tokens` matters for tokenizers that join tokens by spaces only.
+        """
+        pieces = self._bytes.pieces(
+            ids,
+            at_start=True,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+        )
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that the token adds to running text; may be a part of a character."""
+        return self._bytes.piece(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """The token as logprobs show it; bytes that form no character become U+FFFD."""
+        return self._bytes.piece(token_id).decode("utf-8", "replace")
+
+    @property
+    def bytes_table(self) -> TokenBytes:
+        """The bytes of each token, for incremental detokenization."""
+        return self._bytes
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._templates)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        allowed_kwargs: Collection[str] = (),
+    ) -> str:
+        """The text that the model sees; see `ChatTemplate.render`. Raises `BadRequest`."""
+        return self._template(bool(tools)).render(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+            allowed_kwargs=allowed_kwargs,
+        )
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """Token ids of `render_chat`; the template itself writes bos and the like."""
+        return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
+
+    def _template(self, with_tools: bool) -> ChatTemplate:
+        if not self._templates:
+            raise BadRequest(
+                "this model has no chat template: start the server with --chat-template FILE, "
+                "or use /v1/completions",
+                param="messages",
+            )
+        if with_tools and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        return self._templates["default"]
+
+    def bad_word_ids(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """Token sequences of `words`, each as it reads inside a word and after a space."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = word.lstrip(" ")
+            variants = {self._inside(bare), self._plain(bare), self._plain(" " + bare)} - {()}
+            if not bare or not variants:
+                raise BadRequest(f"bad_words: {word!r} has no tokens", param="bad_words")
+            found.update(dict.fromkeys(sorted(variants)))
+        return tuple(found)
+
+    def _plain(self, text: str) -> tuple[int, ...]:
+        return tuple(self.encode(text, add_special_tokens=False))
+
+    def _inside(self, text: str) -> tuple[int, ...]:
+        """Tokens of `text` behind a line break, where no tokenizer puts a space in front."""
+        head, whole = self._plain("\n"), self._plain("\n" + text)
+        return whole[len(head) :] if head and whole[: len(head)] == head else ()
