@@ -29,9 +29,6 @@ TORCH_CPU_HASHES = {
 
 _CUDA_ONLY = re.compile(r"(nvidia-|cuda-|triton$)")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
-# Every pin carries the environments of [tool.uv] as a marker. Elsewhere it would make pip skip the
-# package silently, where it should say that there is no build of it.
-_CPYTHON = "python_full_version < '3.15' and implementation_name == 'cpython' and "
 _MAC = "(platform_machine == 'arm64' and sys_platform == 'darwin')"
 _LINUX = (
     "(platform_machine == 'aarch64' and sys_platform == 'linux')"
@@ -49,8 +46,22 @@ def resolve(*arguments: str, stdin: str = "") -> dict[str, str]:
     result = subprocess.run(
         command, cwd=ROOT, input=stdin, stdout=subprocess.PIPE, text=True, check=True
     )
-    compiled = result.stdout.replace(f" ; {_CPYTHON}({_MAC} or {_LINUX})", "")
-    return _by_name(compiled.replace(f"{_CPYTHON}({_LINUX})", "sys_platform == 'linux'"))
+    return _by_name(_without_environments(result.stdout))
+
+
+def _without_environments(compiled: str) -> str:
+    # Every marker repeats the environments of [tool.uv]. Elsewhere that would make pip skip a
+    # package silently, where it should say that there is no build of it.
+    for noise, plain in (
+        (" and platform_python_implementation != 'PyPy'", ""),
+        (f" and implementation_name == 'cpython' and ({_MAC} or {_LINUX})", ""),
+        (f" and implementation_name == 'cpython' and ({_LINUX})", " and sys_platform == 'linux'"),
+        ("python_full_version < '3.15' and ", ""),
+        (" and python_full_version < '3.15'", ""),
+        (" ; python_full_version < '3.15'", ""),
+    ):
+        compiled = compiled.replace(noise, plain)
+    return compiled
 
 
 def _by_name(compiled: str) -> dict[str, str]:
