@@ -166,6 +166,7 @@ class Sequence:
     drafts: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the token id or string that stopped it
+    failure: tuple[str, str] | None = None  # (error code, message) where it ended with ERROR
     text: Any = None  # its `OutputText`, owned by the engine; None where nobody reads text
     epoch: int = 0  # grows with every preemption; results of an older epoch are dropped
 
