@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plait.platform.errors import ModelUnsupported
@@ -103,25 +103,42 @@ class TokenBytes:
             return token.translate(_BYTE_LEVEL).encode("latin-1")
         return token.encode("utf-8")
 
-    def pieces(
+    def stream(
         self,
-        ids: Iterable[int],
         *,
         at_start: bool,
-        skip_special_tokens: bool,
+        skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
-    ) -> Iterator[bytes]:
-        """Bytes that each id adds to a text; `at_start`: nothing shown stands before them."""
-        after_added = False
-        for token_id in ids:
-            if skip_special_tokens and token_id in self.special_ids:
-                yield b""
-                continue
-            piece = self.piece(token_id)
-            added = token_id in self._added_ids
-            close = self._joined_by_spaces and not spaces_between_special_tokens
-            if (at_start and piece) or (close and added and after_added):
-                piece = piece.removeprefix(self._strip)
-                at_start = False
-            after_added = added
-            yield piece
+    ) -> PieceStream:
+        """What each of the next ids adds to a text; `at_start`: nothing shown stands before."""
+        close = self._joined_by_spaces and not spaces_between_special_tokens
+        return PieceStream(
+            table=self,
+            strip=self._strip,
+            at_start=at_start,
+            skipped_ids=self.special_ids if skip_special_tokens else frozenset(),
+            close_ids=self._added_ids if close else frozenset(),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class PieceStream:
+    """Bytes of consecutive tokens of one text."""
+
+    table: TokenBytes
+    strip: bytes  # dropped once from the front of the first token shown
+    at_start: bool
+    skipped_ids: frozenset[int]
+    close_ids: frozenset[int]  # those of which two in a row have no space between them
+    after_close: bool = False
+
+    def next(self, token_id: int) -> bytes:
+        if token_id in self.skipped_ids:
+            return b""
+        piece = self.table.piece(token_id)
+        close = token_id in self.close_ids
+        if (self.at_start and piece) or (close and self.after_close):
+            piece = piece.removeprefix(self.strip)
+            self.at_start = False
+        self.after_close = close
+        return piece

@@ -73,13 +73,12 @@ class Tokenizer:
 
         `spaces_between_special_tokens` matters for tokenizers that join tokens by spaces only.
         """
-        pieces = self._bytes.pieces(
-            ids,
+        stream = self._bytes.stream(
             at_start=True,
             skip_special_tokens=skip_special_tokens,
             spaces_between_special_tokens=spaces_between_special_tokens,
         )
-        return b"".join(pieces).decode("utf-8", "replace")
+        return b"".join(map(stream.next, ids)).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token adds to running text; may be a part of a character."""
