@@ -1,0 +1,121 @@
+"""What a flag is: one line of the table, from which the command line, the environment
+variable, the YAML key, the help text and the type check are all derived.
+
+Type and default come from the dataclass field the flag fills, so they are written once too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from plait.platform.cli.values import BY_TYPE, Kind
+from plait.platform.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One setting of one part: `part.field`, spelled `--name` on the command line.
+
+    `low` and `high` are inclusive bounds; `choices` the only values allowed. `kind` is set
+    only where the field's type does not tell how to read it (sizes).
+    """
+
+    part: type
+    field: str
+    help: str
+    name: str = ""  # default: the field's name with dashes
+    short: str | None = None
+    kind: Kind | None = None
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    secret: bool = False
+    metavar: str | None = None
+    argument: bool = False  # the command's positional argument
+    panel: str | None = None  # the heading it stands under in help
+
+    @property
+    def key(self) -> str:
+        """The name in YAML and in Python: `max_model_len`."""
+        return self.spelling.replace("-", "_")
+
+    @property
+    def spelling(self) -> str:
+        """The name on the command line, without dashes in front."""
+        return self.name or self.field.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return "PLAIT_" + self.key.upper()
+
+    @property
+    def default(self) -> Any:
+        """What holds where nobody says otherwise."""
+        return _defaults(self.part)[self.field]
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the flag may be given several times."""
+        return isinstance(self.default, tuple)
+
+    @property
+    def value_kind(self) -> Kind:
+        """How to read one value."""
+        return self.kind or BY_TYPE[_scalar_type(self.part, self.field)]
+
+    def read_text(self, text: str, origin: str) -> Any:
+        """The checked value of a flag's or a variable's text; a list is comma-separated."""
+        if self.is_list:
+            return tuple(self._read(item.strip(), origin) for item in text.split(",") if item.strip())
+        return self._read(text, origin)
+
+    def read_yaml(self, value: object, origin: str) -> Any:
+        """The checked value of a YAML node."""
+        if self.is_list:
+            items = value if isinstance(value, list) else [value]
+            return tuple(self._read(item, origin) for item in items)
+        return self._read(value, origin)
+
+    def _read(self, raw: object, origin: str) -> Any:
+        kind = self.value_kind
+        try:
+            return self.check(kind.parse(raw) if isinstance(raw, str) else kind.from_yaml(raw))
+        except ValueError as error:
+            shown = "the value given" if self.secret else repr(raw)
+            raise ConfigError(f"{origin} wants {error}, not {shown}", param=self.spelling) from None
+
+    def check(self, value: Any) -> Any:
+        """`value`, if it lies within the flag's bounds; raises `ValueError` otherwise."""
+        if self.choices and value not in self.choices:
+            raise ValueError("one of " + ", ".join(self.choices))
+        if self.low is not None and value < self.low:
+            raise ValueError(f"at least {self.low:g}")
+        if self.high is not None and value > self.high:
+            raise ValueError(f"at most {self.high:g}")
+        return value
+
+
+@functools.cache
+def _defaults(part: type) -> dict[str, Any]:
+    found = {}
+    for field in dataclasses.fields(part):
+        has_factory = field.default_factory is not dataclasses.MISSING
+        found[field.name] = field.default_factory() if has_factory else field.default  # type: ignore[misc]
+    return found
+
+
+@functools.cache
+def _scalar_type(part: type, field: str) -> type:
+    """The type of one value of a field: `int` for `int | None`, `str` for `tuple[str, ...]`."""
+    hint = typing.get_type_hints(part)[field]
+    if isinstance(hint, types.UnionType):
+        (hint,) = (arm for arm in typing.get_args(hint) if arm is not type(None))
+    if typing.get_origin(hint) is tuple:
+        hint = typing.get_args(hint)[0]
+    return typing.cast("type", hint)

@@ -1,0 +1,23 @@
+"""The `plait` command. Nothing heavy is imported here: help must be there at once."""
+
+from __future__ import annotations
+
+import typer
+
+from plait.platform.cli import bench, chat, check, complete, serve, table, version
+from plait.platform.cli.command import EPILOG, with_flags
+
+app = typer.Typer(
+    name="plait",
+    help="Serve language models: every request its own adapter, images, draft and grammar.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command(epilog=EPILOG)(with_flags(table.SERVE, table.KNOWN)(serve.serve))
+app.command(epilog=EPILOG)(with_flags(table.CHAT, table.KNOWN)(chat.chat))
+app.command(epilog=EPILOG)(with_flags(table.COMPLETE, table.KNOWN)(complete.complete))
+app.command(epilog=EPILOG)(with_flags(table.ENGINE, table.KNOWN)(check.check))
+app.add_typer(bench.app, name="bench")
+app.command()(version.version)

@@ -1,0 +1,159 @@
+"""All settings of all commands, one line each. Types and defaults are their dataclass's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from plait.platform.cli.flags import Flag
+from plait.platform.cli.values import SIZE
+from plait.platform.config import Options
+from plait.platform.server.settings import Limits, ServerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Settings of the command line itself: they end here and reach no other part."""
+
+    offline: bool = False
+    api_key_file: str | None = None
+    insecure_public: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """How `chat` and `complete` ask: fields of `SamplingParams`, and where to send them."""
+
+    url: str | None = None
+    api_key: str | None = None
+    system: str | None = None
+    max_tokens: int | None = None
+    temperature: float = 0.7
+    top_p: float = 0.95
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+def _flag(part: type, panel: str, field: str, help: str, **more: Any) -> Flag:  # noqa: A002
+    return Flag(part=part, panel=panel, field=field, help=help, **more)
+
+
+def _model(field: str, help: str, **more: Any) -> Flag:  # noqa: A002
+    return _flag(Options, "Model", field, help, **more)
+
+
+def _memory(field: str, help: str, **more: Any) -> Flag:  # noqa: A002
+    return _flag(Options, "Memory and batching", field, help, **more)
+
+
+def _http(field: str, help: str, **more: Any) -> Flag:  # noqa: A002
+    return _flag(ServerSettings, "Server", field, help, **more)
+
+
+def _limit(field: str, help: str, **more: Any) -> Flag:  # noqa: A002
+    return _flag(Limits, "Limits of one request", field, help, **more)
+
+
+def _answer(field: str, help: str, **more: Any) -> Flag:  # noqa: A002
+    return _flag(Asking, "Answer", field, help, **more)
+
+
+MODEL = (
+    _model(
+        "model",
+        "Directory, Hugging Face id or GGUF file. Default: the embedded SmolLM2-135M-Instruct.",
+        argument=True,
+    ),
+    _model("revision", "Branch, tag or commit of a Hugging Face id."),
+    _model("dtype", "Type of weights and KV.", choices=("auto", "float32", "bfloat16")),
+    _model("executor", "What computes the steps.", choices=("auto", "torch")),
+    _model("device", "Where it computes.", choices=("auto", "cpu")),
+    _model("num_threads", "Threads to compute with. Default: one per core.", name="threads", low=1),
+    _model("progress", "No progress bars."),
+    _flag(Launch, "Model", "offline", "Download nothing: use what lies on this machine."),
+)
+TEMPLATE = (
+    _model("chat_template", "Jinja file in place of the model's chat template.", metavar="FILE"),
+)
+MEMORY = (
+    _memory("max_model_len", "Longest prompt + answer. Default: the model's, if it fits.", low=1),
+    _memory("max_num_seqs", "Most sequences in one step. Default: what fits.", low=1),
+    _memory("max_num_batched_tokens", "Most tokens in one step. Default: by machine.", low=1),
+    _memory("block_size", "Tokens in a KV block.", low=1),
+    _memory(
+        "kv_cache_bytes",
+        'Memory for KV, such as "2GiB". Default: what fits.',
+        name="kv-cache-memory",
+        kind=SIZE,
+        low=1,
+    ),
+    _memory("memory_utilization", "Share to use of the memory free at start.", low=0.01, high=1),
+    _memory("enable_prefix_caching", "Never reuse KV of prompts that begin alike."),
+)
+SERVED = (
+    _model("served_model_name", "Name that requests use. Default: from MODEL."),
+    _memory("max_num_queued_reqs", "Most requests waiting; beyond it, 503.", low=0),
+    _memory("seed", "Seed from which requests without one get theirs.", low=0),
+)
+HTTP = (
+    _http("host", "Address to listen on."),
+    _http("port", "Port to listen on.", low=1, high=65535),
+    _http("uds", "Unix socket to listen on, in place of host and port.", metavar="PATH"),
+    _http("root_path", "Prefix under which a proxy serves the API.", metavar="PATH"),
+    _http(
+        "api_keys",
+        "Key that requests must bring. Repeatable.",
+        name="api-key",
+        secret=True,
+        metavar="KEY",
+    ),
+    _flag(Launch, "Server", "api_key_file", "File of keys, one a line.", metavar="FILE"),
+    _flag(Launch, "Server", "insecure_public", "Listen beyond this machine without any key."),
+    _http("metrics_public", "Serve /metrics without a key."),
+    _http("allowed_origins", "Web origin that may call. Repeatable.", metavar="ORIGIN"),
+    _http("allow_unknown_fields", "Log unknown request fields, do not refuse them."),
+    _http("log_requests", "No log line per request."),
+    _http(
+        "keep_alive_interval_s",
+        "Seconds of silence in a stream before a comment; 0: never.",
+        name="sse-keep-alive-interval",
+        low=0,
+    ),
+    _http(
+        "shutdown_timeout_s",
+        "Seconds that running requests get at shutdown.",
+        name="shutdown-timeout",
+        low=0,
+    ),
+    _http("num_threads", "Threads for templates and tokenizing.", name="api-threads", low=1),
+)
+LIMITS = (
+    _limit("body_bytes", "Largest request body.", name="max-body-size", kind=SIZE, low=1024),
+    _limit("n", "Most answers (n).", name="max-n", low=1, high=16),
+    _limit("stop", "Most stop strings.", name="max-stop", low=1, high=16),
+    _limit("prompts", "Most prompts.", name="max-prompts", low=1),
+    _limit("messages", "Most messages.", name="max-messages", low=1),
+)
+ANSWER = (
+    _answer("url", "Ask the server at this URL; MODEL then is its name there.", metavar="URL"),
+    _answer("api_key", "API key of that server.", secret=True, metavar="KEY"),
+    _answer("max_tokens", "Longest answer. Default: up to the context's end.", low=1),
+    _answer("temperature", "0: always the likeliest token.", low=0, high=100),
+    _answer("top_p", "Choose within this probability of the likeliest.", low=0.0001, high=1),
+    _answer("top_k", "Choose among so many likeliest tokens; 0: all.", low=0),
+    _answer("min_p", "Drop tokens below this share of the likeliest.", low=0, high=1),
+    _answer("repetition_penalty", "Above 1: fewer repetitions.", low=0.01, high=100),
+    _answer("seed", "Same seed, same answer.", low=0),
+    _answer("stop", "Text that ends the answer. Repeatable.", metavar="TEXT"),
+)
+SYSTEM = (_answer("system", "System message."),)
+
+ENGINE = (*MODEL, *MEMORY)
+SERVE = (*MODEL, *TEMPLATE, *SERVED, *MEMORY, *HTTP, *LIMITS)
+CHAT = (*MODEL, *TEMPLATE, *ANSWER, *SYSTEM, *MEMORY)
+COMPLETE = (*(flag for flag in MODEL if not flag.argument), *ANSWER, *MEMORY)
+# What an environment variable or a line of a file may set, whichever command reads it.
+KNOWN = tuple({flag.key: flag for flag in (*CHAT, *SERVE)}.values())

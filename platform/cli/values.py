@@ -1,0 +1,91 @@
+"""How the text of a flag, a variable or a file becomes a value, with errors that say how to write it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_UNITS = {"": 1, "b": 1} | {
+    prefix + suffix: base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1024), ("b", 1000), ("ib", 1024))
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "2GiB", "512MB", "1.5G" or "1073741824": KB is 1000, K and KiB are 1024."""
+    match = _SIZE.fullmatch(text)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError('a size such as "2GiB", "512MB" or a number of bytes')
+    return int(float(match[1]) * unit)
+
+
+def format_size(num_bytes: float) -> str:
+    """The shortest text for a number of bytes that a person would write."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.0f} {unit}" if num_bytes == int(num_bytes) else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def parse_bool(text: str) -> bool:
+    """The truth of "true", "yes", "on", "1" and their opposites."""
+    lowered = text.strip().lower()
+    if lowered not in _TRUE | _FALSE:
+        raise ValueError("true or false")
+    return lowered in _TRUE
+
+
+def parse_int(text: str) -> int:
+    """A whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("a whole number") from None
+
+
+def parse_float(text: str) -> float:
+    """A finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("a number") from None
+    if not math.isfinite(value):
+        raise ValueError("a finite number")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of value: how text becomes it, and which YAML types stand for it as they are."""
+
+    name: str
+    parse: Callable[[str], Any]
+    native: tuple[type, ...]
+
+    def from_yaml(self, value: object) -> Any:
+        """The value of a YAML scalar; raises `ValueError` that says what is wanted."""
+        if isinstance(value, bool) and bool not in self.native:
+            raise ValueError(f"a {self.name}, not true or false")
+        if isinstance(value, str):
+            return self.parse(value)
+        if not isinstance(value, self.native):
+            raise ValueError(f"a {self.name}")
+        return float(value) if self is FLOAT else value
+
+
+INT = Kind("whole number", parse_int, (int,))
+FLOAT = Kind("number", parse_float, (int, float))
+BOOL = Kind("boolean", parse_bool, (bool,))
+TEXT = Kind("text", str, (str,))
+SIZE = Kind("size", parse_size, (int,))
+
+BY_TYPE: dict[type, Kind] = {int: INT, float: FLOAT, bool: BOOL, str: TEXT}
