@@ -1,5 +1,190 @@
+"""`plait bench`: throughput and latency in this process, load on a server over HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
 import typer
-app = typer.Typer()
-@app.command()
-def throughput() -> None:
-    """x"""
+
+from plait.platform.cli import table
+from plait.platform.cli.command import EPILOG, with_flags
+from plait.platform.cli.settings import engine_options
+from plait.platform.cli.sources import Resolved
+from plait.platform.cli.table import Batches, Load, Measuring
+from plait.platform.errors import ConfigError, EngineDied
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from plait.platform.bench.load import Target
+    from plait.platform.bench.local import LocalEngine
+    from plait.platform.config import Options
+
+app = typer.Typer(
+    help="Measure throughput and latency in this process, or a load on a server.",
+    no_args_is_help=True,
+)
+
+
+@app.command(epilog=EPILOG)
+@with_flags(table.THROUGHPUT, table.KNOWN)
+def throughput(*, flags: Resolved) -> None:
+    """Tokens per second of MODEL in this process, by batch size."""
+    measuring, batches = flags.build(Measuring), flags.build(Batches)
+    engine = _local_engine(flags, _options(flags, measuring, max(batches.batch_sizes)))
+    from plait.platform.bench.report import throughput_table
+    from plait.platform.bench.throughput import Plan, measure
+
+    plan = Plan(
+        batch_sizes=batches.batch_sizes,
+        input_tokens=measuring.input_len,
+        output_tokens=measuring.output_len,
+        repeats=measuring.repeats,
+        warm_up=measuring.warm_up,
+        seed=measuring.bench_seed,
+    )
+    runners: list[Any] = [engine.runner]
+    if batches.compare:
+        runners.append(engine.transformers_peer())
+    results = measure(plan, runners, engine.prompts(measuring.prompt_file), _tell)
+    report = {"bench": "throughput"} | engine.facts() | {"plan": dataclasses.asdict(plan)}
+    _finish(measuring, report | {"results": results}, throughput_table(results))
+
+
+@app.command(epilog=EPILOG)
+@with_flags(table.BENCH, table.KNOWN)
+def latency(*, flags: Resolved) -> None:
+    """Time to first token and between tokens of MODEL, one request at a time."""
+    measuring = flags.build(Measuring)
+    engine = _local_engine(flags, _options(flags, measuring, 1))
+    from plait.platform.bench.latency import measure
+    from plait.platform.bench.report import latency_table
+    from plait.platform.bench.workload import Shape
+
+    make = engine.prompts(measuring.prompt_file)
+    shape = Shape(
+        batch_size=1, input_tokens=measuring.input_len, output_tokens=measuring.output_len
+    )
+    prompts = [make(shape, measuring.bench_seed + i)[0] for i in range(measuring.repeats)]
+    result = measure(
+        engine.runner, prompts, measuring.output_len, warm_up=measuring.warm_up, tell=_tell
+    )
+    report = {"bench": "latency"} | engine.facts() | {"results": result}
+    _finish(measuring, report, latency_table({engine.name: result}))
+    typer.echo(f"{result['tokens_per_s']['p50']:.1f} tok/s after the first token (median)", err=True)
+
+
+@app.command(epilog=EPILOG)
+@with_flags(table.BENCH_SERVE, table.KNOWN)
+def serve(*, flags: Resolved) -> None:
+    """Latency, throughput and errors of a server under load; with --compare, of two."""
+    from plait.platform.bench.load import Pace
+    from plait.platform.bench.report import latency_table
+    from plait.platform.bench.serving import compare, measure, parse_goals, report
+
+    load, measuring = flags.build(Load), flags.build(Measuring)
+    goals = parse_goals(load.goodput)
+    pace = Pace(
+        concurrency=load.concurrency or (None if load.request_rate else 8),
+        rate_per_s=load.request_rate,
+        seed=measuring.bench_seed,
+    )
+    targets = _targets(load, measuring)
+    rounds = measure(targets, _texts(load, measuring), pace, warm_up=measuring.warm_up)
+    results = {
+        target.url: report(own, goals) for target, own in zip(targets, rounds, strict=True)
+    }
+    whole: dict[str, Any] = {"bench": "serve", "load": dataclasses.asdict(load) | {"api_key": None}}
+    whole |= {"plan": dataclasses.asdict(measuring), "results": results}
+    if len(targets) == 2:
+        whole["ratios"] = compare(*rounds)
+    _finish(measuring, whole, latency_table(results))
+    _say_results(results, whole.get("ratios"))
+    if all(result["requests"] == result["errors"] for result in results.values()):
+        raise EngineDied("every request failed: see the messages above")
+
+
+def _options(flags: Resolved, measuring: Measuring, batch_size: int) -> Options:
+    """Options with room for the workload, where the user left them open."""
+    extra: dict[str, Any] = {}
+    if not flags.given("max_num_seqs"):
+        extra["max_num_seqs"] = batch_size
+    if not flags.given("max_model_len") and measuring.prompt_file is None:
+        extra["max_model_len"] = measuring.input_len + measuring.output_len
+    if measuring.prompt_file is not None and flags.given("input_len"):
+        raise ConfigError("--prompt-file decides the prompts' lengths: drop --input-len")
+    return engine_options(flags, **extra)
+
+
+def _local_engine(flags: Resolved, options: Options) -> LocalEngine:
+    """Pin first: torch reads the cores when it is imported."""
+    from plait.platform.bench.machine import pin_to_cores
+
+    if flags["cores"]:
+        pin_to_cores(flags["cores"])
+    from plait.platform.bench.local import LocalEngine
+
+    return LocalEngine(options)
+
+
+def _targets(load: Load, measuring: Measuring) -> list[Target]:
+    from plait.platform.bench.load import Target, first_model
+
+    if load.compare_model and not load.compare:
+        raise ConfigError("--compare-model names a model of the --compare server, which is missing")
+    asked = [(load.url, load.model)]
+    if load.compare:
+        asked.append((load.compare, load.compare_model))
+    urls = [(url.rstrip("/").removesuffix("/v1"), model) for url, model in asked]
+    return [
+        Target(
+            url=url,
+            model=model or first_model(url, load.api_key),
+            api_key=load.api_key,
+            chat=load.chat,
+            output_tokens=measuring.output_len,
+        )
+        for url, model in urls
+    ]
+
+
+def _texts(load: Load, measuring: Measuring) -> list[list[str]]:
+    from pathlib import Path
+
+    from plait.platform.bench.workload import random_texts, texts_of_file
+
+    if measuring.prompt_file is not None:
+        texts = texts_of_file(Path(measuring.prompt_file), load.num_requests)
+        return [texts] * measuring.repeats
+    return [
+        random_texts(load.num_requests, measuring.input_len, seed=measuring.bench_seed + repeat)
+        for repeat in range(measuring.repeats)
+    ]
+
+
+def _say_results(results: dict[str, Any], ratios: dict[str, float] | None) -> None:
+    for url, result in results.items():
+        good = f", goodput {result['goodput_per_s']:.2f} req/s" if "goodput_per_s" in result else ""
+        typer.echo(
+            f"{url}: {result['output_tokens_per_s']:.1f} output tok/s, "
+            f"{result['requests_per_s']:.2f} req/s{good}, "
+            f"{result['errors']} of {result['requests']} failed",
+            err=True,
+        )
+        for message, count in result["error_messages"].items():
+            typer.echo(f"  {count} × {message}", err=True)
+    for name, value in (ratios or {}).items():
+        typer.echo(f"× {name}: {value:.2f} (above 1: the first server is better)", err=True)
+
+
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _finish(measuring: Measuring, report: dict[str, Any], shown: Table) -> None:
+    from plait.platform.bench.report import show, write_json
+
+    show(shown, to_stderr=measuring.json == "-")
+    if measuring.json:
+        write_json(report, measuring.json)

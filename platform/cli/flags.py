@@ -13,7 +13,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from plait.platform.cli.values import BY_TYPE, Kind
+from plait.platform.cli.values import BY_TYPE, TEXT, Kind
 from plait.platform.errors import ConfigError
 
 
@@ -72,13 +72,15 @@ class Flag:
     def read_text(self, text: str, origin: str) -> Any:
         """The checked value of a flag's or a variable's text; a list is comma-separated."""
         if self.is_list:
-            return tuple(self._read(item.strip(), origin) for item in text.split(",") if item.strip())
+            return tuple(self._read(item, origin) for item in _split(text))
         return self._read(text, origin)
 
     def read_yaml(self, value: object, origin: str) -> Any:
         """The checked value of a YAML node."""
         if self.is_list:
             items = value if isinstance(value, list) else [value]
+            if self.value_kind is not TEXT:  # texts may hold commas, numbers cannot
+                items = [part for item in items for part in _split(item)]
             return tuple(self._read(item, origin) for item in items)
         return self._read(value, origin)
 
@@ -99,6 +101,13 @@ class Flag:
         if self.high is not None and value > self.high:
             raise ValueError(f"at most {self.high:g}")
         return value
+
+
+def _split(value: object) -> list[Any]:
+    """The items of a comma-separated text; anything else is one item."""
+    if not isinstance(value, str):
+        return [value]
+    return [item.strip() for item in value.split(",") if item.strip()]
 
 
 @functools.cache

@@ -37,6 +37,44 @@ class Asking:
     stop: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measuring:
+    """What `plait bench` measures, and how often."""
+
+    json: str | None = None
+    repeats: int = 3
+    warm_up: bool = True
+    input_len: int = 97
+    output_len: int = 64
+    prompt_file: str | None = None
+    bench_seed: int = 0
+    cores: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """What `plait bench throughput` adds."""
+
+    batch_sizes: tuple[int, ...] = (1, 8, 32)
+    compare: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What `plait bench serve` adds."""
+
+    url: str = "http://127.0.0.1:8000"
+    model: str | None = None
+    api_key: str | None = None
+    compare: str | None = None
+    compare_model: str | None = None
+    chat: bool = False
+    num_requests: int = 64
+    concurrency: int | None = None
+    request_rate: float | None = None
+    goodput: tuple[str, ...] = ()
+
+
 def _flag(part: type, panel: str, field: str, help: str, **more: Any) -> Flag:  # noqa: A002
     return Flag(part=part, panel=panel, field=field, help=help, **more)
 
@@ -59,6 +97,14 @@ def _limit(field: str, help: str, **more: Any) -> Flag:  # noqa: A002
 
 def _answer(field: str, help: str, **more: Any) -> Flag:  # noqa: A002
     return _flag(Asking, "Answer", field, help, **more)
+
+
+def _measure(field: str, help: str, **more: Any) -> Flag:  # noqa: A002
+    return _flag(Measuring, "Measurement", field, help, **more)
+
+
+def _load(field: str, help: str, **more: Any) -> Flag:  # noqa: A002
+    return _flag(Load, "Load", field, help, **more)
 
 
 MODEL = (
@@ -96,7 +142,7 @@ MEMORY = (
 SERVED = (
     _model("served_model_name", "Name that requests use. Default: from MODEL."),
     _memory("max_num_queued_reqs", "Most requests waiting; beyond it, 503.", low=0),
-    _memory("seed", "Seed from which requests without one get theirs.", low=0),
+    _memory("seed", "Seed for requests that bring none. Default: random.", low=0),
 )
 HTTP = (
     _http("host", "Address to listen on."),
@@ -120,6 +166,12 @@ HTTP = (
         "keep_alive_interval_s",
         "Seconds of silence in a stream before a comment; 0: never.",
         name="sse-keep-alive-interval",
+        low=0,
+    ),
+    _http(
+        "header_delay_s",
+        "Seconds a stream waits for an early error before its status.",
+        name="stream-status-delay",
         low=0,
     ),
     _http(
@@ -151,9 +203,59 @@ ANSWER = (
 )
 SYSTEM = (_answer("system", "System message."),)
 
+MEASURING = (
+    _measure("json", "Write all figures there; -: standard output.", metavar="FILE"),
+    _measure("repeats", "Measurements; medians are shown.", low=1),
+    _measure("warm_up", "No run before the first measurement."),
+    _measure("input_len", "Tokens per prompt.", low=1),
+    _measure("output_len", "Tokens per answer.", low=2),
+    _measure("prompt_file", "Prompts, one a line. Default: random ones.", metavar="FILE"),
+    _measure("bench_seed", "Seed of prompts and arrivals.", low=0),
+)
+CORES = (
+    _measure("cores", 'Cores to run on, such as "0" or "0,1". Default: all.', low=0, metavar="LIST"),
+)
+BATCHES = (
+    _flag(
+        Batches,
+        "Measurement",
+        "batch_sizes",
+        "Prompts at a time.",
+        name="batch-size",
+        low=1,
+        metavar="LIST",
+    ),
+    _flag(
+        Batches,
+        "Measurement",
+        "compare",
+        "Run transformers' own generate too, in turns.",
+        choices=("transformers",),
+    ),
+)
+LOAD = (
+    _load("url", "Server to measure.", metavar="URL"),
+    _load("model", "Its model. Default: the first it lists."),
+    _load("api_key", "Its API key.", secret=True, metavar="KEY"),
+    _load("compare", "Second server, measured in turns with the first.", metavar="URL"),
+    _load("compare_model", "Model of the second server. Default: the first it lists."),
+    _load("chat", "Ask /v1/chat/completions rather than /v1/completions."),
+    _load("num_requests", "Requests per measurement.", low=1),
+    _load("concurrency", "Most requests at a time. Default: 8, without --request-rate.", low=1),
+    _load("request_rate", "Requests per second, at random times.", low=0.001),
+    _load(
+        "goodput",
+        "Goal in milliseconds, such as ttft:500 (ttft, tpot, e2e). Repeatable.",
+        metavar="GOAL",
+    ),
+)
+
 ENGINE = (*MODEL, *MEMORY)
 SERVE = (*MODEL, *TEMPLATE, *SERVED, *MEMORY, *HTTP, *LIMITS)
 CHAT = (*MODEL, *TEMPLATE, *ANSWER, *SYSTEM, *MEMORY)
 COMPLETE = (*(flag for flag in MODEL if not flag.argument), *ANSWER, *MEMORY)
+BENCH = (*ENGINE, *CORES, *MEASURING)
+THROUGHPUT = (*BATCHES, *BENCH)
+BENCH_SERVE = (*LOAD, *MEASURING)
 # What an environment variable or a line of a file may set, whichever command reads it.
-KNOWN = tuple({flag.key: flag for flag in (*CHAT, *SERVE)}.values())
+KNOWN = tuple({flag.key: flag for flag in (*THROUGHPUT, *BENCH_SERVE, *CHAT, *SERVE)}.values())

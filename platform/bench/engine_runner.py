@@ -1,0 +1,65 @@
+"""Our engine, stepped in this process, as a runner of the throughput benchmark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from plait.platform.bench.timing import StepClock, Timing
+from plait.platform.core import FinishReason, Request, SamplingParams
+from plait.platform.errors import InternalError
+
+if TYPE_CHECKING:
+    from plait.platform.engine import Engine
+    from plait.platform.intake import Intake
+
+
+class EngineRunner:
+    """Steps an engine until a batch is answered. Nothing of an earlier batch is reused."""
+
+    name = "plait"
+
+    def __init__(self, engine: Engine, intake: Intake) -> None:
+        self._engine = engine
+        self._intake = intake
+        self._num_runs = 0
+
+    def run(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> Timing:
+        """Greedy, exactly `output_tokens` each."""
+        requests = self._requests(prompts, output_tokens)
+        clock = StepClock(len(prompts), sum(map(len, prompts)), time.perf_counter())
+        for index, count, now_s in self._answer(requests):
+            clock.tokens(index, count, now_s)
+        return clock.timing()
+
+    def token_times(self, prompt: Sequence[int], output_tokens: int) -> list[float]:
+        """Moments (perf_counter) of every token of one answer."""
+        requests = self._requests([prompt], output_tokens)
+        return [now_s for _, count, now_s in self._answer(requests) for _ in range(count)]
+
+    def _requests(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[Request]:
+        self._num_runs += 1
+        params = SamplingParams(temperature=0, max_tokens=output_tokens, ignore_eos=True)
+        return [
+            self._intake.request(
+                request_id=f"{self._num_runs}-{index}",
+                prompt_token_ids=prompt,
+                params=params,
+                cache_salt=str(self._num_runs),  # no block of another run matches
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+
+    def _answer(self, requests: Sequence[Request]) -> Iterator[tuple[int, int, float]]:
+        """(request, number of tokens, moment) of everything that the steps produce."""
+        numbers = {request.request_id: number for number, request in enumerate(requests)}
+        for request in requests:
+            self._engine.add(request)
+        while self._engine.has_unfinished:
+            events = self._engine.step()
+            now_s = time.perf_counter()
+            for event in events:
+                if event.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+                    raise InternalError(f"a measured request ended early: {event.error}")
+                yield numbers[event.request_id], len(event.token_ids), now_s
