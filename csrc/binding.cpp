@@ -8,9 +8,7 @@
 namespace {
 
 // What this library is, for start-up logs and bug reports: version and compiler.
-std::string build_info() {
-  return std::string("plait ") + PLAIT_VERSION + ", " + __VERSION__;
-}
+std::string build_info() { return std::string("plait ") + PLAIT_VERSION + ", " + __VERSION__; }
 
 }  // namespace
 
