@@ -6,12 +6,16 @@ Adapter, position and mask belong to rows. No array tells "prefill" from "decode
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from plait.platform.core import StepPlan
+    from collections.abc import Iterable
+    from collections.abc import Sequence as SequenceOf
+
+    from plait.platform.core import Span, StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,3 +35,86 @@ class StepBatch:
     image_rows: np.ndarray  # int64 [I]: rows whose embedding comes from an image
     num_drafts: np.ndarray  # int32 [S]
     mask_rows: np.ndarray  # int32 [R]: row of the grammar bitmask, -1 = unconstrained
+
+
+def build(plan: StepPlan, block_size: int) -> StepBatch:
+    """Lay a plan out flat, span after span.
+
+    The sequences are as they were when the plan was made. A row without a block of its own would
+    be written where nobody looks for it, so that raises ValueError.
+    """
+    spans = plan.spans
+    num_tokens = _int64(span.num_tokens for span in spans)
+    starts = _int64(span.start for span in spans)
+    num_samples = _int64(span.num_samples for span in spans)
+    query_start, sample_start = _offsets(num_tokens), _offsets(num_samples)
+    span_of_row = np.repeat(np.arange(len(spans)), num_tokens)
+    positions = np.arange(len(span_of_row)) + (starts - query_start[:-1])[span_of_row]
+    num_groups = len(spans[0].block_ids) if spans else 0
+    tables = tuple(_block_table([span.block_ids[g] for span in spans]) for g in range(num_groups))
+    slots = tuple(_slots(table, span_of_row, positions, block_size) for table in tables)
+    # A span's sampled rows are its last: one step back from its end for each sample.
+    span_of_sample = np.repeat(np.arange(len(spans)), num_samples)
+    back = (query_start - sample_start)[1:]
+    return StepBatch(
+        token_ids=_int64(chain.from_iterable(_tokens(span) for span in spans)),
+        positions=positions,
+        query_start=query_start.astype(np.int32),
+        seq_lens=(starts + num_tokens).astype(np.int32),
+        slot_mapping=slots,
+        block_tables=tables,
+        sample_rows=np.arange(len(span_of_sample)) + back[span_of_sample],
+        sample_start=sample_start.astype(np.int32),
+        adapter_segments=_adapter_segments(spans, query_start.tolist()),
+        image_rows=np.zeros(0, np.int64),
+        num_drafts=_int64(len(span.drafts) for span in spans).astype(np.int32),
+        mask_rows=np.full(len(span_of_sample), -1, np.int32),
+    )
+
+
+def _int64(values: Iterable[int]) -> np.ndarray:
+    return np.fromiter(values, np.int64)
+
+
+def _offsets(lengths: np.ndarray) -> np.ndarray:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _tokens(span: Span) -> list[int]:
+    known_end = span.start + span.num_tokens - len(span.drafts)
+    return [*span.sequence.tokens[span.start : known_end], *span.drafts]
+
+
+def _block_table(rows: SequenceOf[tuple[int, ...]]) -> np.ndarray:
+    lengths = _int64(len(row) for row in rows)
+    table = np.zeros((len(rows), lengths.max(initial=0)), np.int32)
+    filled = np.arange(table.shape[1]) < lengths[:, None]
+    table[filled] = np.fromiter(chain.from_iterable(rows), np.int32)
+    return table
+
+
+def _slots(
+    table: np.ndarray, span_of_row: np.ndarray, positions: np.ndarray, block_size: int
+) -> np.ndarray:
+    blocks: np.ndarray = table[span_of_row, positions // block_size].astype(np.int64)
+    if not blocks.all():
+        raise ValueError("a row's block table entry is the null block")
+    slots: np.ndarray = blocks * block_size + positions % block_size
+    return slots
+
+
+def _adapter_segments(
+    spans: SequenceOf[Span], query_start: SequenceOf[int]
+) -> tuple[tuple[int, int, str], ...]:
+    """Runs of rows with one adapter; neighbouring spans with the same one are one run."""
+    segments: list[tuple[int, int, str]] = []
+    for s, span in enumerate(spans):
+        adapter, first, end = span.sequence.request.adapter, query_start[s], query_start[s + 1]
+        if adapter is None:
+            continue
+        if segments and segments[-1][1:] == (first, adapter):
+            first = segments.pop()[0]
+        segments.append((first, end, adapter))
+    return tuple(segments)

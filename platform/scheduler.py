@@ -1,0 +1,592 @@
+"""What each step computes: computed tokens chase known tokens within a budget.
+
+May enter: the order in which sequences are served, admission, parking, what the result of a step
+does to them. May not enter: torch, text, sampling, clocks of its own, or how any feature works.
+
+There is no prefill and no decode. A sequence has known tokens (prompt and output), drafts to
+verify, and a number of computed tokens; `plan` lets the last chase the others:
+
+    1  running sequences that lack one token (and their drafts)     every one gets its row
+    2  running sequences that lack more, in chunks                  in serving order
+    3  waiting sequences, all of whose known tokens get blocks      in serving order, no overtaking
+
+The serving order is (priority, arrival). A waiting sequence comes before chunks of a strictly
+worse priority, and may park sequences of it to get a place or blocks.
+
+Why every step makes progress, and everyone finishes: who needs a block takes it from parked
+sequences, else from the running one of worst priority that has computed least, which then parks.
+So the running sequence of best priority that has computed most is never parked to serve another
+of its kind, and it fits alone, as `add` made sure: it goes on until it ends. Between equals
+nobody parks another to be admitted.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from plait.platform.core import (
+    FinishReason,
+    Request,
+    Sequence,
+    SequenceState,
+    Span,
+    SpanResult,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+from plait.platform.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    InternalError,
+    Overloaded,
+    Unsupported,
+)
+from plait.platform.kv.manager import KVManager
+from plait.platform.ordering import OrderedSequences
+
+if TYPE_CHECKING:
+    from plait.platform.config import CacheConfig, SchedulerConfig
+    from plait.platform.kv.manager import Reservation
+
+Stop = Callable[[Sequence, int], tuple[FinishReason, int | str | None] | None]
+
+_MASK_64 = (1 << 64) - 1
+
+
+def sequence_seed(seed: int, index: int) -> int:
+    """The seed of a request's answer `index`: the request's own for 0, else a mix of both.
+
+    The mix is splitmix64 (Steele, Lea, Flood 2014): state `seed` advanced `index` times, then
+    its output function, so seeds of neighbouring requests do not meet each other's answers.
+    """
+    if index == 0:
+        return seed & _MASK_64
+    z = (seed + index * 0x9E3779B97F4A7C15) & _MASK_64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return z ^ (z >> 31)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What one step did to one sequence. It has ended if `sequence.finish_reason` is set."""
+
+    sequence: Sequence
+    token_ids: tuple[int, ...] = ()  # appended
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per appended token, if wanted
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # the next ones; none is given twice
+    error: tuple[str, str] | None = None  # (code, message)
+
+
+@dataclass(slots=True)
+class _Chosen:
+    sequence: Sequence
+    num_tokens: int  # known tokens
+    drafts: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Step:
+    """A plan in the making: rows can still be taken back when a sequence parks."""
+
+    budget: int
+    chosen: dict[int, _Chosen] = field(default_factory=dict)
+    preempted: dict[int, Sequence] = field(default_factory=dict)
+
+    def choose(self, sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) -> None:
+        self.chosen[sequence.seq_id] = _Chosen(sequence, num_tokens, drafts)
+        self.budget -= num_tokens + len(drafts)
+
+    def take_back(self, sequence: Sequence) -> None:
+        chosen = self.chosen.pop(sequence.seq_id, None)
+        if chosen is not None:
+            self.budget += chosen.num_tokens + len(chosen.drafts)
+        self.preempted[sequence.seq_id] = sequence
+
+
+class Scheduler:
+    """Owns all sequences and their KV blocks. One plan is in flight at a time.
+
+    A step is `plan`, the computing of it by others, and `commit`. `add` and `abort` may come at
+    any point between calls.
+    """
+
+    def __init__(self, config: SchedulerConfig, cache: CacheConfig) -> None:
+        self._config = config
+        self._caching = cache.enable_prefix_caching
+        self._kv = KVManager(
+            cache, max_span=config.max_num_batched_tokens, watermark=config.watermark
+        )
+        # Each running sequence can get a row in each step.
+        self._num_slots = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self._requests: dict[str, list[Sequence]] = {}  # the unfinished ones' sequences
+        self._queued: set[str] = set()  # requests not yet admitted for the first time
+        self._waiting = OrderedSequences()
+        self._running = OrderedSequences()
+        self._deadlines: list[tuple[float, int, str]] = []  # heap; may name ended requests
+        self._prompt_rows: dict[int, int] = {}  # rows whose prompt logprobs were given
+        self._num_added = 0
+        self._num_sequences = 0
+        self._step_id = 0
+        self._in_flight: dict[int, int] = {}  # sequence → epoch, of the plan `_step_id`
+        self.num_unfinished = 0  # sequences that have not ended
+        self.num_preemptions = 0
+        self.prefix_queries = 0  # prompt tokens looked up, once per request
+        self.prefix_hits = 0  # of these found
+
+    # --- figures -------------------------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with a place in the running set."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a place: not yet admitted, forking, or parked."""
+        return self.num_unfinished - len(self._running)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of KV blocks that sequences hold, of the fullest group; 0 … 1."""
+        return self._kv.usage
+
+    # --- requests come and go --------------------------------------------------------------------
+
+    def add(self, request: Request, *, seed: int, max_total_tokens: int) -> list[Sequence]:
+        """Queue a request; `max_total_tokens` is prompt and output together.
+
+        Raises:
+            ContextLengthExceeded: it does not fit the context, or never the KV blocks.
+            Overloaded: too many requests wait for their first admission.
+        """
+        self._check(request, max_total_tokens)
+        if len(self._queued) >= self._config.max_num_queued:
+            raise Overloaded(
+                f"{len(self._queued)} requests are waiting, as many as the queue takes; retry later"
+            )
+        sequences = [
+            Sequence(
+                seq_id=self._num_sequences + index,
+                request=request,
+                index=index,
+                arrival=self._num_added,
+                tokens=list(request.prompt_token_ids),
+                max_total_tokens=max_total_tokens,
+                seed=sequence_seed(seed, index),
+                state=SequenceState.FORKING if index else SequenceState.WAITING,
+            )
+            for index in range(request.params.n)
+        ]
+        self._num_added += 1
+        self._num_sequences += len(sequences)
+        self.num_unfinished += len(sequences)
+        self._requests[request.request_id] = sequences
+        self._queued.add(request.request_id)
+        for sequence in sequences:
+            self._kv.open(sequence, forks=sequence.index == 0 and len(sequences) > 1)
+        self._waiting.add(sequences[0])
+        if request.params.prompt_logprobs is not None:
+            self._prompt_rows[sequences[0].seq_id] = 0
+        if request.deadline_s is not None:
+            entry = (request.deadline_s, sequences[0].arrival, request.request_id)
+            heapq.heappush(self._deadlines, entry)
+        return list(sequences)
+
+    def abort(self, request_id: str) -> list[Sequence]:
+        """End a request's unfinished sequences; their blocks are free at once."""
+        ended = self._open_sequences(request_id)
+        for sequence in ended:
+            self._finish(sequence, FinishReason.ABORT)
+        return ended
+
+    def _check(self, request: Request, max_total_tokens: int) -> None:
+        num_prompt, limit = len(request.prompt_token_ids), self._config.max_model_len
+        if request.request_id in self._requests:
+            raise BadRequest(f"request id {request.request_id!r} is in use", param="request_id")
+        if request.images:
+            raise Unsupported("images are not served yet", param="images")
+        if not num_prompt:
+            raise BadRequest("the prompt is empty", param="prompt")
+        if num_prompt >= limit:
+            raise ContextLengthExceeded(
+                f"the prompt has {num_prompt} tokens and the context {limit}, "
+                f"which must hold at least one token more: shorten the prompt",
+                param="prompt",
+            )
+        if not num_prompt <= max_total_tokens <= limit:
+            raise ContextLengthExceeded(
+                f"prompt and output of {max_total_tokens} tokens do not fit the context: "
+                f"the prompt has {num_prompt}, the context {limit}",
+                param="max_tokens",
+            )
+        # The last token is never computed, unless it is the prompt's.
+        slots = max(num_prompt, max_total_tokens - 1)
+        alone = self._kv.slots_alone(forks=request.params.n > 1)
+        if slots > alone:
+            raise ContextLengthExceeded(
+                f"{num_prompt} prompt tokens and {max_total_tokens - num_prompt} of output need "
+                f"KV slots for {slots} tokens, and at most {alone} fit: "
+                f"lower max_tokens or the prompt's length, or serve with more KV memory",
+                param="max_tokens" if num_prompt <= alone else "prompt",
+            )
+
+    def _unfinished(self) -> Iterable[Sequence]:
+        for sequences in self._requests.values():
+            for sequence in sequences:
+                if sequence.state is not SequenceState.FINISHED:
+                    yield sequence
+
+    def _open_sequences(self, request_id: str) -> list[Sequence]:
+        sequences = self._requests.get(request_id, ())
+        return [s for s in sequences if s.state is not SequenceState.FINISHED]
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        *,
+        stop_reason: int | str | None = None,
+        failure: tuple[str, str] | None = None,
+    ) -> None:
+        sequence.state = SequenceState.FINISHED
+        sequence.finish_reason, sequence.stop_reason = reason, stop_reason
+        sequence.failure = failure
+        self.num_unfinished -= 1
+        sequence.drafts.clear()
+        self._waiting.discard(sequence)
+        self._running.discard(sequence)
+        self._kv.close(sequence)
+        self._prompt_rows.pop(sequence.seq_id, None)
+        request_id = sequence.request.request_id
+        if not self._open_sequences(request_id):
+            del self._requests[request_id]
+            self._queued.discard(request_id)
+
+    def _fail(self, request_id: str, failure: tuple[str, str]) -> list[Sequence]:
+        ended = self._open_sequences(request_id)
+        for sequence in ended:
+            self._finish(sequence, FinishReason.ERROR, failure=failure)
+        return ended
+
+    # --- plan ------------------------------------------------------------------------------------
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        """Choose the next step's spans. None: there is nothing to run.
+
+        Sequences whose deadline has passed at `now_s` end first and stand in `finished`; a plan
+        may hold nothing else. A plan that is never committed is as if it had not been, apart
+        from blocks taken.
+        """
+        finished = self._expire(now_s)
+        step = _Step(self._config.max_num_batched_tokens)
+        self._choose_running(step)
+        self._choose_chunks_and_admissions(step)
+        if not step.chosen and not finished:
+            assert not self.num_unfinished, "a plan without progress"
+            return None
+        self._step_id += 1
+        self._in_flight = {s: chosen.sequence.epoch for s, chosen in step.chosen.items()}
+        return StepPlan(
+            step_id=self._step_id,
+            spans=tuple(self._span(chosen) for chosen in step.chosen.values()),
+            finished=tuple(finished),
+            preempted=tuple(step.preempted.values()),
+        )
+
+    def _expire(self, now_s: float) -> list[Sequence]:
+        ended: list[Sequence] = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, arrival, request_id = heapq.heappop(self._deadlines)
+            sequences = self._open_sequences(request_id)
+            if sequences and sequences[0].arrival == arrival:  # not a later one of the same id
+                message = "the deadline passed before the answer was complete"
+                ended += self._fail(request_id, (DeadlineExceeded.code, message))
+        return ended
+
+    def _choose_running(self, step: _Step) -> None:
+        """Sequences that lack one token: each gets its row, drafts get what is left over."""
+        rows_kept = len(self._running)
+        for sequence in list(self._running):
+            if len(sequence.tokens) - sequence.num_computed_tokens != 1:
+                continue
+            if sequence.state is not SequenceState.RUNNING:
+                continue  # parked for one before it
+            rows_kept -= 1
+            drafts = self._usable_drafts(sequence, step.budget - rows_kept - 1)
+            # Drafts are a guess: they take free blocks, but nobody's work.
+            granted = self._grow(sequence, 1 + len(drafts), reclaim=False)
+            if granted or self._grow_or_park(step, sequence, 1):
+                step.choose(sequence, 1, drafts[: max(granted, 1) - 1])
+
+    def _choose_chunks_and_admissions(self, step: _Step) -> None:
+        chunks = deque(s for s in self._running if s.seq_id not in step.chosen)
+        admitting = True
+        while step.budget > 0:
+            head = self._waiting.first() if admitting else None
+            first = chunks[0] if chunks else None
+            if head is not None and (first is None or _is_better(head, first)):
+                admitting = self._admit(step, head)
+            elif first is not None:
+                chunks.popleft()
+                if first.state is SequenceState.RUNNING and first.seq_id not in step.chosen:
+                    self._choose_chunk(step, first)
+            else:
+                return
+
+    def _choose_chunk(self, step: _Step, sequence: Sequence) -> None:
+        missing = len(sequence.tokens) - sequence.num_computed_tokens
+        granted = self._grow_or_park(step, sequence, min(missing, step.budget))
+        if granted:
+            step.choose(sequence, granted)
+
+    def _usable_drafts(self, sequence: Sequence, room: int) -> tuple[int, ...]:
+        if not sequence.drafts:
+            return ()
+        # All drafts may hold, and one token more comes with them.
+        most = min(room, sequence.max_total_tokens - len(sequence.tokens) - 1)
+        return tuple(sequence.drafts[: max(0, most)])
+
+    def _grow(self, sequence: Sequence, num_tokens: int, *, reclaim: bool) -> int:
+        """Slots for up to `num_tokens` more; how many there are now, 0 for none."""
+        if self._kv.covers(sequence, sequence.num_computed_tokens + num_tokens):
+            return num_tokens
+        reservation = self._kv.try_grow(sequence, num_tokens, reclaim=reclaim)
+        if reservation is None:
+            return 0
+        reservation.commit()
+        return reservation.num_tokens
+
+    def _grow_or_park(self, step: _Step, sequence: Sequence, num_tokens: int) -> int:
+        """As `_grow`, but parks running sequences for it; 0 if it had to park itself."""
+        while not (granted := self._grow(sequence, num_tokens, reclaim=True)):
+            victim = max(self._running, key=_worst_first)
+            self._park(step, victim)
+            if victim is sequence:
+                return 0
+        return granted
+
+    def _park(self, step: _Step, sequence: Sequence) -> None:
+        step.take_back(sequence)
+        self._running.discard(sequence)
+        self._waiting.add(sequence)
+        self._kv.park(sequence)
+        sequence.state = SequenceState.WAITING
+        sequence.drafts.clear()
+        sequence.epoch += 1
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+
+    # --- admission -------------------------------------------------------------------------------
+
+    def _admit(self, step: _Step, head: Sequence) -> bool:
+        """Let the first waiting sequence run, if there are a place and blocks for it."""
+        reservation = self._try_admit(head) if len(self._running) < self._num_slots else None
+        if reservation is None and not self._may_park_for(head):
+            return False
+        while reservation is None:
+            self._park(step, max(self._running, key=_worst_first))
+            reservation = self._try_admit(head)
+        reservation.commit()
+        self._count_admission(head)
+        self._waiting.discard(head)
+        self._running.add(head)
+        head.state = SequenceState.RUNNING
+        missing = len(head.tokens) - head.num_computed_tokens
+        step.choose(head, min(missing, step.budget, reservation.num_tokens))
+        return True
+
+    def _try_admit(self, head: Sequence) -> Reservation | None:
+        return self._kv.try_admit(head, hit_limit=self._hit_limit(head), alone=not self._running)
+
+    def _may_park_for(self, head: Sequence) -> bool:
+        """Whether parking only sequences of strictly worse priority makes room for `head`."""
+        victims = [s for s in self._running if _is_better(head, s)]
+        if not victims:
+            return False
+        alone = len(victims) == len(self._running)
+        return self._kv.could_admit(
+            head, hit_limit=self._hit_limit(head), alone=alone, victims=victims
+        )
+
+    def _hit_limit(self, sequence: Sequence) -> int:
+        # A row found in the cache is not computed, so it has no prompt logprobs: a request that
+        # wants them takes hits only over rows that have given theirs, so none at first.
+        given = self._prompt_rows.get(sequence.seq_id)
+        if given is None or given >= sequence.num_prompt_tokens - 1:
+            return len(sequence.tokens)
+        return given
+
+    def _count_admission(self, sequence: Sequence) -> None:
+        request_id = sequence.request.request_id
+        if request_id not in self._queued:
+            return
+        self._queued.discard(request_id)
+        sequence.num_cached_tokens = sequence.num_computed_tokens
+        if self._caching and sequence.seq_id not in self._prompt_rows:
+            self.prefix_queries += sequence.num_prompt_tokens
+            self.prefix_hits += sequence.num_cached_tokens
+
+    def _span(self, chosen: _Chosen) -> Span:
+        sequence, drafts = chosen.sequence, chosen.drafts
+        start = sequence.num_computed_tokens
+        known_end = start + chosen.num_tokens
+        end = known_end + len(drafts)
+        complete = known_end == len(sequence.tokens) < sequence.max_total_tokens
+        given = self._prompt_rows.get(sequence.seq_id)
+        num_blocks = -(-end // self._kv.block_size)
+        return Span(
+            sequence=sequence,
+            start=start,
+            num_tokens=end - start,
+            num_samples=1 + len(drafts) if complete else 0,
+            drafts=drafts,
+            block_ids=tuple(tuple(table[:num_blocks]) for table in sequence.block_ids),
+            wants_prompt_logprobs=given is not None and given < _prompt_rows_end(sequence, end),
+        )
+
+    # --- commit ----------------------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan, result: StepResult, stop: Stop) -> list[Commit]:
+        """Let the results of the plan in flight take effect.
+
+        `stop(sequence, token)` is asked after each token was appended, and says whether and why
+        the sequence ends with it; tokens after it are dropped. Results of sequences that ended or
+        parked since are dropped as a whole.
+        """
+        if plan.step_id != self._step_id or len(result.spans) != len(plan.spans):
+            raise ValueError("commit takes the results of the last plan, one per span")
+        in_flight, self._in_flight = self._in_flight, {}
+        commits: list[Commit] = []
+        for span, outcome in zip(plan.spans, result.spans, strict=True):
+            sequence = span.sequence
+            if sequence.state is not SequenceState.RUNNING:
+                continue
+            if sequence.epoch != in_flight.get(sequence.seq_id):
+                continue
+            error = outcome.error or _contradiction(span, outcome)
+            if error is not None:
+                failure = (InternalError.code, error)
+                ended = self._fail(sequence.request.request_id, failure)
+                commits += [Commit(sequence=s, error=failure) for s in ended]
+            else:
+                commits += self._apply(span, outcome, stop)
+        return commits
+
+    def _apply(self, span: Span, outcome: SpanResult, stop: Stop) -> list[Commit]:
+        sequence = span.sequence
+        sequence.drafts.clear()
+        sequence.num_computed_tokens = span.start + span.num_tokens - len(span.drafts)
+        prompt_logprobs = self._new_prompt_logprobs(span, outcome)
+        ending: tuple[FinishReason, int | str | None] | None = None
+        num_appended = 0
+        for token in outcome.token_ids:
+            # Of an accepted draft, the row that computed it is valid too.
+            sequence.num_computed_tokens = len(sequence.tokens)
+            sequence.tokens.append(token)
+            num_appended += 1
+            ending = stop(sequence, token) or self._at_length(sequence)
+            if ending is not None:
+                break
+        if not outcome.token_ids:
+            ending = self._at_length(sequence)
+        self._settle(sequence)
+        if ending is not None:
+            self._finish(sequence, ending[0], stop_reason=ending[1])
+        if not (num_appended or prompt_logprobs or ending):
+            return []
+        return [
+            Commit(
+                sequence=sequence,
+                token_ids=outcome.token_ids[:num_appended],
+                logprobs=outcome.logprobs[:num_appended],
+                prompt_logprobs=prompt_logprobs,
+            )
+        ]
+
+    def _at_length(self, sequence: Sequence) -> tuple[FinishReason, None] | None:
+        """The end by length. A prompt that wants no output ends once it is computed."""
+        wanted = sequence.max_total_tokens
+        computed = wanted if wanted == sequence.num_prompt_tokens else wanted - 1
+        full = len(sequence.tokens) >= wanted and sequence.num_computed_tokens >= computed
+        return (FinishReason.LENGTH, None) if full else None
+
+    def _new_prompt_logprobs(self, span: Span, outcome: SpanResult) -> tuple[TokenLogprobs, ...]:
+        given = self._prompt_rows.get(span.sequence.seq_id)
+        if given is None or not span.wants_prompt_logprobs:
+            return ()
+        end = _prompt_rows_end(span.sequence, span.start + span.num_tokens)
+        self._prompt_rows[span.sequence.seq_id] = end
+        # After parking, rows may be computed again whose logprobs were given before.
+        return outcome.prompt_logprobs[given - span.start :]
+
+    def _settle(self, sequence: Sequence) -> None:
+        self._kv.settle(sequence)
+        is_leader = sequence.index == 0 and sequence.request.params.n > 1
+        if not is_leader or sequence.num_computed_tokens < sequence.num_prompt_tokens:
+            return
+        siblings = [
+            s
+            for s in self._requests[sequence.request.request_id]
+            if s.state is SequenceState.FORKING
+        ]
+        if not siblings:
+            return
+        self._kv.fork(sequence, siblings)
+        for sibling in siblings:
+            sibling.state = SequenceState.WAITING
+            sibling.num_cached_tokens = sequence.num_cached_tokens
+            self._waiting.add(sibling)
+
+    # --- integrity -------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless all states, queues, tables and pools agree."""
+        sequences = list(self._unfinished())
+        self._kv.check_integrity(sequences)
+        assert len(self._running) <= self._num_slots, "too many run"
+        for sequence in sequences:
+            state = sequence.state
+            assert (state is SequenceState.RUNNING) == (sequence in self._running), state
+            assert (state is SequenceState.WAITING) == (sequence in self._waiting), state
+            parked = sequence in self._kv.parked
+            assert not parked or state is SequenceState.WAITING, "parked while it runs"
+            assert sequence.num_computed_tokens < len(sequence.tokens), "nothing left to compute"
+            assert len(sequence.tokens) <= sequence.max_total_tokens, "too long"
+        assert len(sequences) == self.num_unfinished, "miscounted"
+        assert self._queued <= self._requests.keys(), "an ended request is queued"
+
+
+def _is_better(one: Sequence, other: Sequence) -> bool:
+    return one.request.priority < other.request.priority
+
+
+def _worst_first(sequence: Sequence) -> tuple[int, int, int, int]:
+    """The greatest is parked first: worst priority, then least work to lose, then latest."""
+    computed = sequence.num_computed_tokens
+    return (sequence.request.priority, -computed, sequence.arrival, sequence.index)
+
+
+def _prompt_rows_end(sequence: Sequence, end: int) -> int:
+    """Rows before this have a next token in the prompt, for a span that ends at `end`."""
+    return min(end, sequence.num_prompt_tokens - 1)
+
+
+def _contradiction(span: Span, outcome: SpanResult) -> str | None:
+    """Why a result cannot be one of this span, or None."""
+    tokens, rows = outcome.token_ids, 0
+    if span.wants_prompt_logprobs:
+        rows = _prompt_rows_end(span.sequence, span.start + span.num_tokens) - span.start
+    if rows != len(outcome.prompt_logprobs):
+        return f"{len(outcome.prompt_logprobs)} prompt logprobs came back for {rows} rows"
+    if bool(tokens) != bool(span.num_samples) or len(tokens) > span.num_samples:
+        return f"{len(tokens)} tokens came back for {span.num_samples} sampled rows"
+    if tokens[:-1] != span.drafts[: len(tokens) - 1 if tokens else 0]:
+        return "accepted tokens are not the drafts that were verified"
+    return None
