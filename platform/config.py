@@ -30,7 +30,7 @@ class Options:
     memory_utilization: float = 0.8  # share of the memory free at start
     enable_prefix_caching: bool = True
     num_threads: int | None = None
-    seed: int = 0
+    seed: int | None = None  # for requests that bring none; None: random each time
     progress: bool = True  # bars while loading and generating
 
 

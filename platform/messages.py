@@ -1,6 +1,6 @@
 """What crosses the socket between the API process and the engine process: msgpack, no pickle.
 
-One ZeroMQ PAIR over ipc. API → engine: `Add`, `Abort`, `Drain`. Engine → API: `Starting` (named
+One ZeroMQ PAIR over ipc. API → engine: `Start` first, then `Add`, `Abort`, `Drain`. Engine → API: `Starting` (named
 phases with seconds), `Ready`, `Events` (one per step), `Heartbeat` (each step, and each second
 when idle), `Failed` (start-up failed: code and message). Each frame is one msgspec tagged union.
 """
@@ -11,8 +11,12 @@ from typing import Any
 
 import msgspec
 
-from plait.platform.config import EngineConfig
+from plait.platform.config import EngineConfig, Options
 from plait.platform.core import Event, Request
+
+
+class Start(msgspec.Struct, tag="start"):
+    options: Options
 
 
 class Add(msgspec.Struct, tag="add"):
@@ -70,5 +74,5 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
-ToEngine = Add | Abort | Drain
+ToEngine = Start | Add | Abort | Drain
 FromEngine = Starting | Ready | Events | Heartbeat | Failed

@@ -1,0 +1,36 @@
+"""The public face, re-exported as `plait`: the offline `LLM`, its outputs, parameters, errors."""
+
+from __future__ import annotations
+
+from plait.platform.core import FinishReason, InvalidParameter, SamplingParams, TokenLogprobs
+from plait.platform.errors import (
+    BadRequest,
+    ConfigError,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    ModelUnsupported,
+    Overloaded,
+    PlaitError,
+    Unsupported,
+)
+from plait.platform.llm import LLM
+from plait.platform.outputs import CompletionDelta, CompletionOutput, RequestOutput
+
+__all__ = [
+    "LLM",
+    "BadRequest",
+    "CompletionDelta",
+    "CompletionOutput",
+    "ConfigError",
+    "ContextLengthExceeded",
+    "DeadlineExceeded",
+    "FinishReason",
+    "InvalidParameter",
+    "ModelUnsupported",
+    "Overloaded",
+    "PlaitError",
+    "RequestOutput",
+    "SamplingParams",
+    "TokenLogprobs",
+    "Unsupported",
+]

@@ -1,0 +1,262 @@
+"""One memory budget: what fits beside the weights, and the arithmetic in words.
+
+Everything is counted in bytes. Where the user asked for nothing, we choose what the machine
+holds; where he asked for what cannot be, the error names the flag and a value that fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from plait.platform.config import CacheConfig, KVGroup, ModelInfo, Options, SchedulerConfig
+from plait.platform.errors import ConfigError
+
+MAX_NUM_SEQS = 64  # two to sixty-four CPU cores: beyond it steps only get longer
+MAX_NUM_BATCHED_TOKENS = 256  # a longer step would hold up the running streams
+QUEUE_FACTOR = 4  # queued requests per running sequence
+WORKSPACE_BYTES = 256 << 20  # activations and logits slices of a step, allocator slack
+BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What was chosen, and the arithmetic that led to it, one line each."""
+
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    arithmetic: tuple[str, ...]
+    kv_bytes: int
+
+
+def available_bytes() -> int:
+    """Memory this process may still take: the machine's free memory within the cgroup's limit."""
+    import psutil
+
+    available = int(psutil.virtual_memory().available)
+    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
+    if limit is not None:
+        available = min(available, limit - (used or 0))
+    return max(available, 0)
+
+
+def _cgroup(name: str) -> int | None:
+    try:
+        text = Path("/sys/fs/cgroup", name).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def fit(
+    options: Options,
+    model: ModelInfo,
+    groups: tuple[KVGroup, ...],
+    kv_dtype: str,
+    available: int,
+) -> Fit:
+    """Choose context, batch bounds and the number of KV blocks.
+
+    `available` counts bytes for KV and workspace, weights already taken off. Raises
+    `ConfigError` where an option cannot hold, naming a value that would.
+    """
+    _check(options)
+    scheduler = _bounds(options, model)
+    sizes = _Sizes(options.block_size, kv_dtype, groups, scheduler)
+    budget = _kv_budget(options, available)
+    longest = sizes.longest_sequence(budget)
+    if options.max_model_len is None and longest < scheduler.max_model_len:
+        scheduler = replace(scheduler, max_model_len=longest)
+        sizes = _Sizes(options.block_size, kv_dtype, groups, scheduler)
+    elif longest < scheduler.max_model_len:
+        needed = sizes.bytes_for(scheduler.max_model_len)
+        raise ConfigError(
+            f"--max-model-len {scheduler.max_model_len} needs {human(needed)} of KV memory for "
+            f"one sequence, but {human(budget)} is there. What fits: --max-model-len {longest}, "
+            f"or --kv-cache-memory {_flag_value(needed, up=True)} if the machine has it",
+            param="max_model_len",
+        )
+    if scheduler.max_model_len < 2 * options.block_size:
+        raise ConfigError(
+            f"no memory is left for KV: {human(budget)} of {human(available)} free after the "
+            f"weights ({human(model.weight_bytes)}), and one block of every layer takes "
+            f"{human(sizes.bytes_for(options.block_size))}. Free memory, use a smaller model, or "
+            "raise --memory-utilization",
+            param="kv_cache_memory",
+        )
+    useful = scheduler.max_num_seqs * (scheduler.max_model_len + options.block_size)
+    if options.kv_cache_bytes is not None:
+        useful = budget  # one byte per token is never reached: take all that was asked for
+    tokens = sizes.most_tokens(budget, useful)
+    cache = CacheConfig(
+        block_size=options.block_size,
+        groups=sizes.groups_for(tokens),
+        dtype=kv_dtype,
+        enable_prefix_caching=options.enable_prefix_caching,
+    )
+    kv_bytes = sizes.bytes_for(tokens)
+    return Fit(
+        cache=cache,
+        scheduler=scheduler,
+        arithmetic=_arithmetic(options, model, available, budget, kv_bytes, cache, scheduler),
+        kv_bytes=kv_bytes,
+    )
+
+
+def _check(options: Options) -> None:
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{_flag(name)} must be at least 1, got {value}", param=name)
+    if options.max_num_queued_reqs is not None and options.max_num_queued_reqs < 0:
+        raise ConfigError("--max-num-queued-reqs must be at least 0", param="max_num_queued_reqs")
+    if not 1 <= options.block_size <= 256:
+        raise ConfigError("--block-size must lie in 1 to 256; 16 is a good one", param="block_size")
+    if not 0.0 < options.memory_utilization <= 1.0:
+        raise ConfigError(
+            "--memory-utilization is a share above 0 and at most 1", param="memory_utilization"
+        )
+
+
+def _flag(name: str) -> str:
+    return "--kv-cache-memory" if name == "kv_cache_bytes" else "--" + name.replace("_", "-")
+
+
+def _bounds(options: Options, model: ModelInfo) -> SchedulerConfig:
+    wanted = options.max_model_len
+    if wanted is not None and wanted > model.context_length:
+        raise ConfigError(
+            f"--max-model-len {wanted} is more than the model was made for: its context is "
+            f"{model.context_length} tokens. Use --max-model-len {model.context_length} or less",
+            param="max_model_len",
+        )
+    num_seqs, rows = options.max_num_seqs, options.max_num_batched_tokens
+    if num_seqs is None:
+        num_seqs = MAX_NUM_SEQS if rows is None else min(MAX_NUM_SEQS, rows)
+    if rows is None:
+        rows = max(MAX_NUM_BATCHED_TOKENS, num_seqs)
+    if rows < num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens {rows} is less than --max-num-seqs {num_seqs}: each "
+            f"running sequence needs a token in each step. Use --max-num-seqs {rows}",
+            param="max_num_batched_tokens",
+        )
+    queued = options.max_num_queued_reqs
+    return SchedulerConfig(
+        max_model_len=wanted or model.context_length,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=rows,
+        max_num_queued=QUEUE_FACTOR * num_seqs if queued is None else queued,
+    )
+
+
+def _kv_budget(options: Options, available: int) -> int:
+    workspace = min(WORKSPACE_BYTES, available // 4)
+    if options.kv_cache_bytes is None:
+        return max(int(available * options.memory_utilization) - workspace, 0)
+    most = max(available - workspace, 0)
+    if options.kv_cache_bytes > most:
+        raise ConfigError(
+            f"--kv-cache-memory {human(options.kv_cache_bytes)} is more than is free: "
+            f"{human(available)}, less {human(workspace)} to work with. What fits: "
+            f"--kv-cache-memory {_flag_value(most, up=False)}",
+            param="kv_cache_memory",
+        )
+    return options.kv_cache_bytes
+
+
+class _Sizes:
+    """Bytes and blocks of KV for a number of tokens, over groups that retain differently.
+
+    A group with a window never needs more than `max_num_seqs` times what one sequence can hold
+    of it at once: its window, one step's chunk, and a block cut at either end.
+    """
+
+    def __init__(
+        self, block_size: int, dtype: str, groups: tuple[KVGroup, ...], bounds: SchedulerConfig
+    ) -> None:
+        self._block_size = block_size
+        self._groups = groups
+        self._bounds = bounds
+        self._block_bytes = [g.bytes_per_block(block_size, BYTES_PER_VALUE[dtype]) for g in groups]
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._block_size)
+
+    def _num_blocks(self, group: KVGroup, tokens: int) -> int:
+        blocks = self._blocks(tokens)
+        if group.window is not None:
+            held = self._blocks(group.window + self._bounds.max_num_batched_tokens) + 2
+            blocks = min(blocks, held * self._bounds.max_num_seqs)
+        return blocks + 1  # the null block
+
+    def groups_for(self, tokens: int) -> tuple[KVGroup, ...]:
+        return tuple(replace(g, num_blocks=self._num_blocks(g, tokens)) for g in self._groups)
+
+    def bytes_for(self, tokens: int) -> int:
+        return sum(
+            self._num_blocks(group, tokens) * size
+            for group, size in zip(self._groups, self._block_bytes, strict=True)
+        )
+
+    def most_tokens(self, budget: int, useful: int) -> int:
+        """The most whole blocks of tokens, at most `useful`, that `budget` bytes hold."""
+        low, high = 0, self._blocks(useful)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.bytes_for(middle * self._block_size) <= budget:
+                low = middle
+            else:
+                high = middle - 1
+        return low * self._block_size
+
+    def longest_sequence(self, budget: int) -> int:
+        limit = self._bounds.max_model_len
+        tokens = self.most_tokens(budget, limit)
+        return min(tokens, limit)
+
+
+def _arithmetic(
+    options: Options,
+    model: ModelInfo,
+    available: int,
+    budget: int,
+    kv_bytes: int,
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+) -> tuple[str, ...]:
+    per_token = kv_bytes / max(cache.num_tokens, 1)
+    how = (
+        f"{options.memory_utilization:.0%} of it, less {human(WORKSPACE_BYTES)} to work with"
+        if options.kv_cache_bytes is None
+        else "asked for"
+    )
+    lines = [
+        f"weights {human(model.weight_bytes)}; free beside them {human(available)}",
+        f"KV at most {human(budget)} ({how}); taken {human(kv_bytes)}",
+        f"{cache.num_tokens:,} tokens of KV at {per_token / 1024:.1f} KiB each "
+        f"in {len(cache.groups)} group(s)",
+        f"context {scheduler.max_model_len:,} tokens: "
+        f"{cache.num_tokens / scheduler.max_model_len:.1f} full-length sequences at once",
+    ]
+    if scheduler.max_model_len < model.context_length and options.max_model_len is None:
+        lines.append(
+            f"the model's own context of {model.context_length:,} tokens does not fit; "
+            "give more memory to serve it whole"
+        )
+    return tuple(lines)
+
+
+def human(num_bytes: int) -> str:
+    """Bytes for people."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    return f"{value:.0f}{unit}" if unit == "B" else f"{value:.2f}{unit}"
+
+
+def _flag_value(num_bytes: int, *, up: bool) -> str:
+    """Whole MiB for a flag, rounded to the side that still holds."""
+    return f"{-(-num_bytes // 2**20) if up else num_bytes // 2**20}MiB"

@@ -1,0 +1,202 @@
+"""The engine: take requests, run steps, hand out events.
+
+May enter: the order of a step's parts, and what keeps one request's fault its own. May not
+enter: sockets, HTTP, text formats, kernels, or the logic of a single feature; those have parts
+of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from plait.platform.batch import build
+from plait.platform.core import Event, FinishReason, Span, SpanResult, StepPlan, StepResult
+from plait.platform.messages import Stats
+from plait.platform.output import OutputText
+from plait.platform.sampling import Sampler
+from plait.platform.scheduler import Commit, Scheduler
+from plait.platform.stopping import check_stop
+
+if TYPE_CHECKING:
+    from plait.platform.config import EngineConfig
+    from plait.platform.core import Request, Sequence, TokenLogprobs
+    from plait.platform.executor import Executor
+    from plait.platform.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """One model, many sequences. Not thread-safe: one thread adds, aborts and steps.
+
+    Every request that `add` accepts ends in exactly one event with a `finish_reason` for each
+    of its sequences, whatever happens to it.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        tokenizer: Tokenizer | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.scheduler = Scheduler(config.scheduler, config.cache)
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._sampler = Sampler(config.model.vocab_size, config.model.eos_token_ids)
+        self._clock = clock
+        self._seeds = random.Random(config.options.seed)  # None seeds from the system
+        self._pending: list[Event] = []  # made outside a step
+        self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+        self._counts = {"num_steps": 0, "prompt_tokens": 0, "generation_tokens": 0}
+        self._last_rows = 0
+        self._step_seconds = 0.0
+
+    # --- what enters ---
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises `Overloaded` or `ContextLengthExceeded`."""
+        params = request.params
+        seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
+        assert params.max_tokens is not None, "Intake resolves max_tokens"
+        sequences = self.scheduler.add(
+            request,
+            seed=seed % 2**64,
+            max_total_tokens=len(request.prompt_token_ids) + params.max_tokens,
+        )
+        for sequence in sequences:
+            if self._tokenizer is not None:
+                sequence.text = OutputText(self._tokenizer, params, request.prompt_token_ids)
+
+    def abort(self, request_id: str) -> None:
+        """End a request's unfinished sequences; unknown or finished ones are no error."""
+        for sequence in self.scheduler.abort(request_id):
+            self._pending.append(self._final_event(sequence))
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.num_unfinished > 0 or bool(self._pending)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences that have not ended."""
+        return self.scheduler.num_unfinished
+
+    # --- the step ---
+
+    def step(self) -> list[Event]:
+        """Run one step; return what it made known, in no particular order of requests."""
+        began = self._clock()
+        events, self._pending = self._pending, []
+        plan = self.scheduler.plan(began)
+        if plan is None:
+            return events
+        events += [self._final_event(sequence) for sequence in plan.finished]
+        if plan.spans:
+            result = self._compute(plan)
+            for commit in self.scheduler.commit(plan, result, self._stop):
+                events += self._events(commit)
+        self._count(plan, began)
+        return events
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        """Forward, logits, sampling. A fault is pinned on the spans that cause it.
+
+        Computing a span again is safe: it writes the same values into the same slots.
+        """
+        try:
+            return self._forward(plan)
+        except Exception:
+            log.exception("step %d failed with %d spans", plan.step_id, len(plan.spans))
+        return StepResult(spans=tuple(self._compute_alone(plan, span) for span in plan.spans))
+
+    def _compute_alone(self, plan: StepPlan, span: Span) -> SpanResult:
+        try:
+            return self._forward(replace(plan, spans=(span,))).spans[0]
+        except Exception as error:
+            log.exception("request %s failed", span.sequence.request.request_id)
+            return SpanResult(error=f"computing this request failed ({type(error).__name__})")
+
+    def _forward(self, plan: StepPlan) -> StepResult:
+        batch = build(plan, self.config.cache.block_size)
+        hidden = self._executor.forward(batch)
+        return self._sampler.sample(plan, batch, hidden, self._executor)
+
+    def _stop(
+        self, sequence: Sequence, token_id: int
+    ) -> tuple[FinishReason, int | str | None] | None:
+        return check_stop(sequence, token_id, self.config.model.eos_token_ids)
+
+    # --- what leaves ---
+
+    def _events(self, commit: Commit) -> list[Event]:
+        sequence = commit.sequence
+        request = sequence.request
+        if commit.prompt_logprobs:
+            known = self._prompt_logprobs.setdefault(request.request_id, [])
+            known.extend(commit.prompt_logprobs)
+        finish = sequence.finish_reason
+        if not commit.token_ids and finish is None:
+            return []
+        if finish is FinishReason.ERROR:
+            return [self._final_event(sequence)]
+        event = self._event(sequence, final=finish is not None)
+        return [replace(event, token_ids=commit.token_ids, logprobs=commit.logprobs)]
+
+    def _event(self, sequence: Sequence, *, final: bool) -> Event:
+        request = sequence.request
+        first = sequence.num_output_tokens > 0 or final
+        prompt_logprobs = None
+        if request.params.prompt_logprobs is not None and sequence.index == 0 and first:
+            known = self._prompt_logprobs.pop(request.request_id, None)
+            prompt_logprobs = None if known is None else tuple(known)
+        return Event(
+            request_id=request.request_id,
+            index=sequence.index,
+            text="" if sequence.text is None else sequence.text.take(final=final),
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_output_tokens=sequence.num_output_tokens,
+            num_cached_tokens=sequence.num_cached_tokens,
+            error=sequence.failure,
+        )
+
+    def _final_event(self, sequence: Sequence) -> Event:
+        """The last event of a sequence that ended outside sampling: abort, deadline, fault."""
+        event = self._event(sequence, final=True)
+        self._prompt_logprobs.pop(sequence.request.request_id, None)
+        return event
+
+    # --- what is counted ---
+
+    @property
+    def stats(self) -> Stats:
+        scheduler = self.scheduler
+        return Stats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            kv_usage=scheduler.kv_usage,
+            num_preemptions=scheduler.num_preemptions,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            last_step_rows=self._last_rows,
+            step_seconds=self._step_seconds,
+            **self._counts,
+        )
+
+    def _count(self, plan: StepPlan, began: float) -> None:
+        self._last_rows = plan.num_rows
+        self._step_seconds += self._clock() - began
+        sampled = sum(span.num_samples > 0 for span in plan.spans)
+        self._counts["num_steps"] += 1
+        self._counts["generation_tokens"] += sampled
+        self._counts["prompt_tokens"] += plan.num_rows - sampled

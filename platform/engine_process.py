@@ -1,0 +1,167 @@
+"""The engine in a process of its own: a socket on one side, `Engine.step` on the other.
+
+Started by `server/process.py` as `python -m plait.platform.engine_process ADDRESS`. The first
+frame that comes is `Start`; the first that goes is `Starting`. No pickle, no TCP.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import msgspec
+import zmq
+
+from plait.platform.core import Event, FinishReason
+from plait.platform.engine import Engine
+from plait.platform.errors import PlaitError
+from plait.platform.messages import (
+    Abort,
+    Add,
+    Drain,
+    Events,
+    Failed,
+    FromEngine,
+    Heartbeat,
+    Ready,
+    Start,
+    Starting,
+    ToEngine,
+)
+
+log = logging.getLogger(__name__)
+IDLE_HEARTBEAT_S = 1.0
+
+
+def main() -> int:
+    logging.basicConfig(
+        level=os.environ.get("PLAIT_LOG_LEVEL", "INFO").upper(),
+        format="%(asctime)s %(levelname)s engine: %(message)s",
+    )
+    end_with_parent()
+    link = Link(sys.argv[1])
+    start = link.receive(timeout_ms=60_000)
+    if not isinstance(start, Start):
+        return 1
+    try:
+        engine = _start(link, start)
+    except PlaitError as error:
+        link.send(Failed(code=error.code, message=error.message))
+        return 1
+    except Exception as error:
+        log.exception("start-up failed")
+        link.send(Failed(code="internal_error", message=f"{type(error).__name__}: {error}"))
+        return 1
+    serve(link, engine)
+    return 0
+
+
+def end_with_parent() -> None:
+    """Leave no orphan: end this process when the one that started it is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
+
+
+class Link:
+    """One end of the PAIR socket; frames are msgpack of `messages` unions."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        # Bounded by the queue and by max_tokens; the engine must never wait for a reader.
+        self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.LINGER, 2000)
+        self._socket.connect(address)
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: FromEngine) -> None:
+        self._socket.send(self._encoder.encode(message))
+
+    def receive(self, *, timeout_ms: int) -> ToEngine | None:
+        """The next message, or None when none came in time."""
+        if not self._socket.poll(timeout_ms):
+            return None
+        message: ToEngine = self._decoder.decode(self._socket.recv())
+        return message
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+def _start(link: Link, start: Start) -> Engine:
+    def on_phase(phase: str, seconds: float) -> None:
+        link.send(Starting(phase=phase, seconds=seconds))
+
+    on_phase("import", 0.0)
+    began = time.monotonic()
+    from plait.platform.start import start_engine
+
+    on_phase("import", time.monotonic() - began)
+    started = start_engine(start.options, on_phase)
+    link.send(Ready(config=started.engine.config, phases=started.phases, facts=started.facts))
+    return started.engine
+
+
+def serve(link: Link, engine: Engine) -> None:
+    """Take messages and step until told to drain and nothing is left.
+
+    While there is work, messages are taken between steps, so an abort holds from the next step.
+    """
+    draining = False
+    while not (draining and not engine.has_unfinished):
+        timeout_ms = 0 if engine.has_unfinished else int(IDLE_HEARTBEAT_S * 1000)
+        while (message := link.receive(timeout_ms=timeout_ms)) is not None:
+            draining |= isinstance(message, Drain)
+            _handle(link, engine, message)
+            timeout_ms = 0
+        events = engine.step()
+        if events:
+            link.send(Events(events=events, stats=engine.stats))
+        else:
+            link.send(Heartbeat(stats=engine.stats, unfinished=engine.num_unfinished))
+    link.close()
+
+
+def _handle(link: Link, engine: Engine, message: ToEngine) -> None:
+    if isinstance(message, Abort):
+        for request_id in message.request_ids:
+            engine.abort(request_id)
+    elif isinstance(message, Add):
+        request = message.request
+        if message.timeout_s is not None:
+            request = replace(request, deadline_s=time.monotonic() + message.timeout_s)
+        try:
+            engine.add(request)
+        except Exception as error:
+            if not isinstance(error, PlaitError):
+                log.exception("request %s could not be added", request.request_id)
+            link.send(Events(events=[_refusal(request.request_id, error)], stats=engine.stats))
+
+
+def _refusal(request_id: str, error: Exception) -> Event:
+    """A request the engine did not take: one event ends all of it."""
+    known = isinstance(error, PlaitError)
+    code = error.code if known else "internal_error"
+    message = error.message if known else "the engine could not take this request"
+    return Event(
+        request_id=request_id,
+        index=0,
+        finish_reason=FinishReason.ERROR,
+        error=(code, message),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

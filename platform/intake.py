@@ -1,0 +1,149 @@
+"""From what a client asked to a `Request` that the engine can take: everything checked that can fail.
+
+Whatever is refused here costs the engine nothing. Nothing is truncated: a prompt that does not
+fit is an error with the numbers in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from plait.platform.core import Request, SamplingParams
+from plait.platform.errors import BadRequest, ContextLengthExceeded
+
+if TYPE_CHECKING:
+    from plait.platform.config import EngineConfig
+    from plait.platform.tokenizer import Tokenizer
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_TOKEN_LIST = 1024  # logit_bias, stop_token_ids, bad words' tokens
+MAX_STOP_LENGTH = 1024  # characters of one stop string or bad word
+
+
+class Intake:
+    """Builds checked requests for one served model.
+
+    `tokenizer` may be None where prompts are token ids and no option needs text.
+    """
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = config.model.vocab_size
+        self._max_model_len = config.scheduler.max_model_len
+        self._eos = config.model.eos_token_ids
+
+    def request(
+        self,
+        *,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Request:
+        """A request ready for `Engine.add`.
+
+        `max_tokens=None` becomes what the context leaves. Raises `BadRequest` naming the field,
+        `ContextLengthExceeded` with the numbers.
+        """
+        prompt = tuple(prompt_token_ids)
+        if not prompt:
+            raise BadRequest(
+                "the prompt is empty: give at least one token of text", param="prompt"
+            )
+        self._check_ids("prompt", prompt)
+        params = self._fit_length(len(prompt), params)
+        self._check_params(params)
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            params=params,
+            priority=priority,
+            cache_salt=cache_salt,
+            bad_word_token_ids=self._bad_words(params),
+        )
+
+    def _fit_length(self, num_prompt: int, params: SamplingParams) -> SamplingParams:
+        limit, wanted = self._max_model_len, params.max_tokens
+        room = limit - num_prompt
+        if room < 0 or (room == 0 and wanted != 0):
+            raise ContextLengthExceeded(
+                f"the prompt has {num_prompt} tokens, but the context holds {limit} tokens in all, "
+                "answer included: shorten the prompt"
+                + (f" to at most {limit - 1} tokens" if wanted != 0 else ""),
+                param="prompt",
+            )
+        if wanted is not None and wanted > room:
+            raise ContextLengthExceeded(
+                f"the prompt has {num_prompt} tokens and max_tokens is {wanted}: together "
+                f"{num_prompt + wanted}, but the context holds {limit} tokens. Ask for at most "
+                f"{room} tokens, or shorten the prompt",
+                param="max_tokens",
+            )
+        if wanted is None:
+            if params.min_tokens > room:
+                raise ContextLengthExceeded(
+                    f"min_tokens is {params.min_tokens}, but after the prompt of {num_prompt} "
+                    f"tokens the context of {limit} leaves room for {room}",
+                    param="min_tokens",
+                )
+            params = dataclasses.replace(params, max_tokens=room)
+        return params
+
+    def _check_params(self, params: SamplingParams) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(params, name)
+            if count is not None and count > MAX_LOGPROBS:
+                raise BadRequest(f"{name} is {count}; at most {MAX_LOGPROBS}", param=name)
+        if len(params.stop) > MAX_STOP_STRINGS:
+            raise BadRequest(
+                f"{len(params.stop)} stop strings; at most {MAX_STOP_STRINGS}", param="stop"
+            )
+        for name, values in (("stop", params.stop), ("bad_words", params.bad_words)):
+            if any(len(text) > MAX_STOP_LENGTH for text in values):
+                raise BadRequest(
+                    f"{name}: a string is longer than {MAX_STOP_LENGTH} characters", param=name
+                )
+        if params.stop and self._tokenizer is None:
+            raise BadRequest("stop strings need a tokenizer; use stop_token_ids", param="stop")
+        for name, ids in (
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", tuple(params.logit_bias)),
+            ("bad_words", params.bad_words),
+        ):
+            if len(ids) > MAX_TOKEN_LIST:
+                raise BadRequest(f"{name} has {len(ids)} entries; at most {MAX_TOKEN_LIST}", param=name)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("logit_bias", tuple(params.logit_bias))
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_min_tokens(params)
+
+    def _check_min_tokens(self, params: SamplingParams) -> None:
+        """An answer must be able to reach `min_tokens` without an end token."""
+        allowed = params.allowed_token_ids
+        if allowed is None or params.min_tokens == 0:
+            return
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos)}
+        if set(allowed) <= ends:
+            raise BadRequest(
+                "min_tokens bans end tokens, and allowed_token_ids allows nothing else",
+                param="allowed_token_ids",
+            )
+
+    def _check_ids(self, name: str, ids: Sequence[int]) -> None:
+        if ids and not (0 <= min(ids) and max(ids) < self._vocab_size):
+            wrong = next(i for i in ids if not 0 <= i < self._vocab_size)
+            raise BadRequest(
+                f"{name}: token id {wrong} is outside the vocabulary of {self._vocab_size}",
+                param=name,
+            )
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        if not params.bad_words:
+            return ()
+        if self._tokenizer is None:
+            raise BadRequest("bad_words need a tokenizer", param="bad_words")
+        return self._tokenizer.bad_word_ids(params.bad_words)

@@ -1,0 +1,313 @@
+"""`LLM`: the engine in the caller's process, for batches and scripts."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeGuard
+
+from plait.platform.config import Options
+from plait.platform.core import Request, SamplingParams
+from plait.platform.errors import BadRequest, ConfigError, InternalError, PlaitError, by_code
+from plait.platform.intake import Intake
+from plait.platform.outputs import CompletionDelta, CompletionOutput, RequestOutput
+from plait.platform.start import start_engine
+
+Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt_token_ids": …}
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model loaded into this process. Not thread-safe.
+
+    `model` is a directory, a GGUF file or a hub id; None is the embedded SmolLM2. Further
+    options are those of `plait serve` (`plait.platform.config.Options`). Raises `ConfigError` or
+    `ModelUnsupported` with the exact cause.
+
+        llm = LLM()
+        for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0)):
+            print(output.outputs[0].text)
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        started = start_engine(_options(model, options))
+        self.config = started.engine.config
+        self.tokenizer = started.tokenizer
+        self._engine = started.engine
+        self._intake = Intake(self.config, self.tokenizer)
+        self._ids = itertools.count()
+        self._running: dict[str, _Job] = {}
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer every prompt, in the order given.
+
+        `params` is one for all or one per prompt. Every prompt is checked before the first is
+        computed: `BadRequest` names the one that cannot be served. A request that fails later
+        has `finish_reason` "error" and `error` on its outputs; the others are not touched.
+        """
+        several = _several(prompts)
+        all_params = _per_prompt(params or SamplingParams(), len(several))
+        jobs = [self._job(*pair, at=i) for i, pair in enumerate(zip(several, all_params, strict=True))]
+        return self._run_all(jobs, progress=progress)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, through the model's chat template.
+
+        `template` goes to the template: `tools`, `add_generation_prompt`,
+        `continue_final_message`, `template_kwargs`.
+        """
+        many = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        prompts = [self._chat_prompt(conversation, template) for conversation in many]  # type: ignore[arg-type]
+        return self.generate(prompts, params, progress=progress)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Iterator[CompletionDelta]:
+        """Answer one prompt, handing out what each step adds.
+
+        Leaving the loop early aborts what is unfinished. Raises `PlaitError` where the request
+        fails on the way.
+        """
+        request, output = self._job(prompt, params or SamplingParams(), at=0)
+        yield from self._stream(request, output)
+
+    def stream_chat(
+        self, messages: Messages, params: SamplingParams | None = None, **template: Any
+    ) -> Iterator[CompletionDelta]:
+        """`stream` for one conversation."""
+        yield from self.stream(self._chat_prompt(messages, template), params)
+
+    def close(self) -> None:
+        """Abort what runs; memory goes with the object."""
+        self._abort(list(self._running))
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- requests ---
+
+    def _chat_prompt(self, messages: Messages, template: dict[str, Any]) -> dict[str, Any]:
+        text = self.tokenizer.render_chat(messages, **template)
+        return {
+            "prompt": text,
+            "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False),
+        }
+
+    def _job(
+        self, prompt: Prompt, params: SamplingParams, *, at: int
+    ) -> tuple[Request, RequestOutput]:
+        text, ids = self._tokenize(prompt)
+        try:
+            request = self._intake.request(
+                request_id=f"llm-{next(self._ids)}", prompt_token_ids=ids, params=params
+            )
+        except BadRequest as error:
+            raise type(error)(f"prompt {at}: {error.message}", param=error.param) from None
+        outputs = [
+            CompletionOutput(index=i, logprobs=None if params.logprobs is None else [])
+            for i in range(params.n)
+        ]
+        return request, RequestOutput(
+            request_id=request.request_id,
+            prompt=text,
+            prompt_token_ids=list(request.prompt_token_ids),
+            outputs=outputs,
+        )
+
+    def _tokenize(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+            if unknown or not prompt:
+                raise BadRequest(
+                    f"a prompt mapping takes prompt and prompt_token_ids, not {sorted(unknown)}",
+                    param="prompt",
+                )
+            text = prompt.get("prompt")
+            ids = prompt.get("prompt_token_ids")
+            return text, self.tokenizer.encode(text or "") if ids is None else ids
+        if not _is_token_ids(prompt):
+            raise BadRequest(
+                "a prompt is text, a list of token ids, or a mapping with prompt_token_ids",
+                param="prompt",
+            )
+        return None, prompt
+
+    # --- running ---
+
+    def _run_all(
+        self, jobs: list[tuple[Request, RequestOutput]], *, progress: bool | None
+    ) -> list[RequestOutput]:
+        show = self.config.options.progress if progress is None else progress
+        try:
+            with _Bar(sum(r.params.n for r, _ in jobs), show) as bar:
+                waiting = deque(_Job(request=r, output=o, listen=bar.event) for r, o in jobs)
+                while waiting or any(not output.finished for _, output in jobs):
+                    while waiting and self._has_room():
+                        self._add(waiting.popleft())
+                    self._step()
+        finally:
+            self._abort([request.request_id for request, _ in jobs])
+        return [output for _, output in jobs]
+
+    def _stream(self, request: Request, output: RequestOutput) -> Iterator[CompletionDelta]:
+        deltas: deque[CompletionDelta] = deque()
+        job = _Job(request=request, output=output, listen=deltas.append)
+        while not self._has_room():
+            self._step()
+        self._add(job)
+        try:
+            while deltas or not output.finished:
+                if not deltas:
+                    self._step()
+                    continue
+                delta = deltas.popleft()
+                if delta.error is not None:
+                    raise job.error or InternalError(delta.error)
+                yield delta
+        finally:
+            self._abort([request.request_id])
+
+    def _has_room(self) -> bool:
+        """Whether the queue takes one more; batches of any size pass through it bit by bit."""
+        limits = self.config.scheduler
+        return len(self._running) < max(limits.max_num_seqs + limits.max_num_queued, 1)
+
+    def _add(self, job: _Job) -> None:
+        self._engine.add(job.request)
+        self._running[job.request.request_id] = job
+
+    def _step(self) -> None:
+        """One step for everything that runs, whoever waits for it."""
+        for event in self._engine.step():
+            job = self._running.get(event.request_id)
+            if job is None:
+                continue
+            if event.error is not None:
+                job.error = by_code(event.error[0])(event.error[1])
+            job.listen(job.output.apply(event))
+            if job.output.finished:
+                del self._running[event.request_id]
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        """End those of `request_ids` that still run, and give back what they held."""
+        left = [request_id for request_id in request_ids if request_id in self._running]
+        for request_id in left:
+            self._engine.abort(request_id)
+            del self._running[request_id]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    """A request in the engine, and who listens to it."""
+
+    request: Request
+    output: RequestOutput
+    listen: Callable[[CompletionDelta], None]
+    error: PlaitError | None = None
+
+
+class _Bar:
+    """The progress bar of a batch: answers done, tokens a second."""
+
+    def __init__(self, total: int, show: bool) -> None:
+        self._show = show and total > 1 and sys.stderr.isatty()
+        self._total = total
+        self._num_tokens = 0
+        self._began = time.monotonic()
+
+    def __enter__(self) -> _Bar:
+        if self._show:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+            self._progress = Progress(
+                TextColumn("answers"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]:.0f} tok/s"),
+                console=Console(stderr=True),
+            )
+            self._progress.start()
+            self._task = self._progress.add_task("answers", total=self._total, rate=0.0)
+        return self
+
+    def event(self, delta: CompletionDelta) -> None:
+        self._num_tokens += len(delta.token_ids)
+        if self._show:
+            self._progress.update(
+                self._task,
+                advance=delta.finish_reason is not None,
+                rate=self._num_tokens / max(time.monotonic() - self._began, 1e-9),
+            )
+
+    def __exit__(self, *_: object) -> None:
+        if self._show:
+            self._progress.stop()
+
+
+def _options(model: str | None, fields: dict[str, Any]) -> Options:
+    known = [f.name for f in dataclasses.fields(Options)]
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+            raise ConfigError(f"LLM has no option {name}{hint}", param=name)
+    return Options(model=model, **fields)
+
+
+def _is_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
+    return (
+        isinstance(prompt, Sequence)
+        and not isinstance(prompt, str)
+        and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt)
+    )
+
+
+def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list. A flat list of integers is one prompt of token ids."""
+    if isinstance(prompts, str | Mapping) or (len(prompts) > 0 and _is_token_ids(prompts)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _per_prompt(
+    params: SamplingParams | Sequence[SamplingParams], count: int
+) -> list[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise BadRequest(
+            f"{len(params)} sampling parameters for {count} prompts: give one for all, or one each",
+            param="params",
+        )
+    return list(params)

@@ -1,0 +1,345 @@
+"""`ProcessClient`: an engine in a process of its own, watched and restarted.
+
+One task reads the socket and hands events to the streams that wait for them; one watches the
+engine's heartbeat. When the engine dies or hangs, what was in flight ends with a retryable
+`EngineDied`, and a new engine is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from plait.platform.config import EngineConfig, Options
+from plait.platform.core import Event, Request
+from plait.platform.errors import (
+    BadRequest,
+    EngineDied,
+    InternalError,
+    Overloaded,
+    PlaitError,
+    by_code,
+)
+from plait.platform.messages import (
+    Abort,
+    Add,
+    Drain,
+    Events,
+    Failed,
+    FromEngine,
+    Heartbeat,
+    Ready,
+    Start,
+    Starting,
+    Stats,
+    ToEngine,
+)
+
+log = logging.getLogger(__name__)
+
+HANG_S = 60.0  # without a step's end while there is work; idle engines tick each second
+START_TIMEOUT_S = 600.0  # without a word from a starting engine
+MAX_RESTARTS = 5  # in a row, without one that served
+RESTART_DELAY_S = 1.0
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A request that waits for events; owned by its `stream` call."""
+
+    remaining: int  # sequences without their last event
+    queue: asyncio.Queue[Event | PlaitError] = field(default_factory=asyncio.Queue)
+
+
+class ProcessClient:
+    """See `EngineClient`. Made by `start`, ended by `close`."""
+
+    def __init__(
+        self, options: Options, on_phase: Callable[[str, float], None], hang_s: float = HANG_S
+    ) -> None:
+        self._options = options
+        self._on_phase = on_phase
+        self._hang_s = hang_s
+        self._config: EngineConfig | None = None
+        self._stats = Stats()
+        self.facts: dict[str, object] = {}
+        self.phases: dict[str, float] = {}
+        self._requests: dict[str, _InFlight] = {}
+        self._encoder = msgspec.msgpack.Encoder()
+        self._engine: _EngineProcess | None = None
+        self._reason = "the engine is starting"  # empty: requests can be taken
+        self._draining = False
+        self._keeper: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        options: Options,
+        *,
+        on_phase: Callable[[str, float], None] = lambda phase, seconds: None,
+        hang_s: float = HANG_S,
+    ) -> ProcessClient:
+        """Start an engine and wait until it serves. Raises `PlaitError` with the cause."""
+        client = cls(options, on_phase, hang_s)
+        try:
+            await client._launch()
+        except BaseException:
+            await client.close()
+            raise
+        client._keeper = asyncio.create_task(client._keep())
+        return client
+
+    # --- EngineClient ---
+
+    @property
+    def config(self) -> EngineConfig | None:
+        return self._config
+
+    @property
+    def stats(self) -> Stats:
+        return self._stats
+
+    @property
+    def ready(self) -> bool:
+        return not self._reason and not self._draining
+
+    @property
+    def healthy(self) -> bool:
+        return not self._reason and self._silence_s() < self._hang_s
+
+    @property
+    def unhealthy_reason(self) -> str:
+        if self._reason or self._draining:
+            return self._reason or "the server is shutting down"
+        silence = self._silence_s()
+        return "" if silence < self._hang_s else f"the engine has been silent for {silence:.0f} s"
+
+    async def stream(
+        self, request: Request, *, timeout_s: float | None = None
+    ) -> AsyncIterator[Event]:
+        """See `EngineClient.stream`."""
+        if not self.ready:
+            raise Overloaded(self.unhealthy_reason, retry_after_s=5)
+        if request.request_id in self._requests:
+            raise BadRequest(
+                f"request id {request.request_id} is already in flight", param="request_id"
+            )
+        entry = _InFlight(remaining=request.params.n)
+        self._requests[request.request_id] = entry
+        try:
+            await self._send(Add(request=request, timeout_s=timeout_s))
+            while entry.remaining:
+                event = await entry.queue.get()
+                if isinstance(event, PlaitError):
+                    entry.remaining = 0
+                    raise event
+                if event.error is not None:
+                    entry.remaining = 0
+                    raise by_code(event.error[0])(event.error[1])
+                if event.finish_reason is not None:
+                    entry.remaining -= 1
+                yield event
+        finally:
+            del self._requests[request.request_id]
+            if entry.remaining:
+                self._send_soon(Abort(request_ids=(request.request_id,)))
+
+    async def drain(self, timeout_s: float) -> None:
+        """See `EngineClient.drain`."""
+        self._draining = True
+        deadline = time.monotonic() + timeout_s
+        while self._requests and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        if self._requests:
+            log.warning("drain: aborting %d requests still running", len(self._requests))
+            await self._send(Abort(request_ids=tuple(self._requests)))
+            last = time.monotonic() + 2.0
+            while self._requests and time.monotonic() < last:
+                await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        """See `EngineClient.close`."""
+        self._reason = self._reason or "the server is shutting down"
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        self._fail_requests(EngineDied("the server is shutting down; try again elsewhere"))
+        if self._engine is not None:
+            with contextlib.suppress(zmq.ZMQError):
+                await self._send(Abort(request_ids=()))
+                await self._send(Drain())
+            await self._engine.end(patience_s=2.0)
+            self._engine = None
+
+    # --- the engine process's life ---
+
+    async def _launch(self) -> None:
+        """Start one engine process and wait for `Ready`."""
+        self._engine = await _EngineProcess.create()
+        await self._send(Start(options=self._options))
+        while True:
+            message = await self._engine.receive(START_TIMEOUT_S)
+            if message is None:
+                raise InternalError(
+                    f"the engine said nothing for {START_TIMEOUT_S:.0f} s while starting"
+                )
+            if isinstance(message, Starting):
+                self._on_phase(message.phase, message.seconds)
+            elif isinstance(message, Failed):
+                raise by_code(message.code)(message.message)
+            elif isinstance(message, Ready):
+                self._config, self.facts, self.phases = message.config, message.facts, message.phases
+                self._reason = ""
+                return
+
+    async def _keep(self) -> None:
+        """Read events for ever; restart the engine whenever it dies or hangs."""
+        failures = 0
+        while True:
+            began = time.monotonic()
+            cause = await self._read_until_dead()
+            self._reason = f"the engine is restarting: {cause}"
+            log.error("%s; %d requests fail", self._reason, len(self._requests))
+            self._fail_requests(EngineDied(f"{cause} while this request ran; it can be retried"))
+            failures = failures + 1 if time.monotonic() - began < 60 else 1
+            while not await self._restart():
+                failures += 1
+                if failures > MAX_RESTARTS:
+                    self._reason = f"the engine does not start any more: {self._reason}"
+                    log.critical(self._reason)
+                    return
+                await asyncio.sleep(RESTART_DELAY_S * failures)
+
+    async def _restart(self) -> bool:
+        assert self._engine is not None
+        await self._engine.end(patience_s=0.0)
+        self._stats = Stats()
+        try:
+            await self._launch()
+        except PlaitError as error:
+            self._reason = error.message
+            return False
+        log.warning("the engine serves again")
+        return True
+
+    async def _read_until_dead(self) -> str:
+        """Hand out events until the engine ends or hangs; say which."""
+        assert self._engine is not None
+        while True:
+            message = await self._engine.receive(self._hang_s)
+            if message is None:
+                return self._engine.death() or f"the engine hung for {self._hang_s:.0f} s"
+            if isinstance(message, Heartbeat):
+                self._stats = message.stats
+            elif isinstance(message, Events):
+                self._stats = message.stats
+                for event in message.events:
+                    entry = self._requests.get(event.request_id)
+                    if entry is not None:
+                        entry.queue.put_nowait(event)
+
+    def _fail_requests(self, error: PlaitError) -> None:
+        for entry in self._requests.values():
+            entry.queue.put_nowait(error)
+
+    def _silence_s(self) -> float:
+        return 0.0 if self._engine is None else time.monotonic() - self._engine.last_word_s
+
+    async def _send(self, message: ToEngine) -> None:
+        assert self._engine is not None
+        await self._engine.socket.send(self._encoder.encode(message))
+
+    def _send_soon(self, message: ToEngine) -> None:
+        """Send from where nothing may be awaited: a generator that is being closed."""
+        if self._engine is None:
+            return
+        with contextlib.suppress(zmq.ZMQError):
+            self._engine.socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+
+
+class _EngineProcess:
+    """One child process with its socket; ends both."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        socket: zmq.asyncio.Socket,
+        context: zmq.asyncio.Context,
+        directory: str,
+    ) -> None:
+        self._process = process
+        self.socket = socket
+        self._context = context
+        self._directory = directory
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+        self.last_word_s = time.monotonic()
+
+    @classmethod
+    async def create(cls) -> _EngineProcess:
+        directory = tempfile.mkdtemp(prefix="plait-", dir=_short_temp_dir())  # mode 0700
+        address = f"ipc://{directory}/engine"
+        context = zmq.asyncio.Context()
+        socket = context.socket(zmq.PAIR)
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(address)
+        # A session of its own: Ctrl-C in the terminal reaches the server, which drains.
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "plait.platform.engine_process",
+            address,
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return cls(process, socket, context, directory)
+
+    async def receive(self, timeout_s: float) -> FromEngine | None:
+        """The next message; None when the process ended or said nothing for `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while not await self.socket.poll(200):
+            if self._process.returncode is not None and not await self.socket.poll(0):
+                return None
+            if time.monotonic() > deadline:
+                return None
+        message: FromEngine = self._decoder.decode(await self.socket.recv())
+        self.last_word_s = time.monotonic()
+        return message
+
+    def death(self) -> str:
+        """How the process ended, or an empty string while it lives."""
+        code = self._process.returncode
+        if code is None:
+            return ""
+        how = f"signal {-code}" if code < 0 else f"status {code}"
+        return f"the engine process ended with {how}"
+
+    async def end(self, *, patience_s: float) -> None:
+        """Wait `patience_s` for it to end by itself, then kill it; free socket and directory."""
+        try:
+            await asyncio.wait_for(self._process.wait(), patience_s)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        self.socket.close(0)
+        self._context.term()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _short_temp_dir() -> str | None:
+    """A directory whose socket paths stay under the 107 bytes that Unix sockets allow."""
+    return "/tmp" if len(tempfile.gettempdir()) > 60 and os.path.isdir("/tmp") else None

@@ -1,0 +1,103 @@
+"""From options to a running engine, in named phases with their seconds.
+
+The same way for the engine process and for the offline `LLM`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from plait.platform import budget
+from plait.platform.config import EngineConfig, Options
+from plait.platform.engine import Engine
+from plait.platform.intake import Intake
+from plait.platform.tokenizer import Tokenizer
+
+OnPhase = Callable[[str, float], None]  # (phase, seconds); 0 seconds when it begins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """An engine ready to take requests, with what the start found out."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    phases: dict[str, float]
+    facts: dict[str, object] = field(default_factory=dict)
+
+
+def start_engine(options: Options, on_phase: OnPhase = lambda phase, seconds: None) -> Started:
+    """Load the model, fit memory, warm up.
+
+    Raises `PlaitError`: `ConfigError` or `ModelUnsupported` with the exact cause.
+    """
+    phases: dict[str, float] = {}
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        on_phase(name, 0.0)
+        began = time.monotonic()
+        yield
+        phases[name] = time.monotonic() - began
+        on_phase(name, phases[name])
+
+    with phase("import torch"):
+        import torch
+
+        from plait.platform.model import load_model
+
+        torch.set_num_threads(options.num_threads or len(os.sched_getaffinity(0)))
+    with phase("load model"):
+        loaded = load_model(options)
+    with phase("load tokenizer"):
+        tokenizer = Tokenizer.load(
+            loaded.tokenizer_source, chat_template=options.chat_template
+        )
+    with phase("allocate KV"):
+        executor = loaded.executor
+        fit = budget.fit(
+            options,
+            executor.model,
+            executor.kv_groups,
+            executor.kv_dtype,
+            budget.available_bytes(),
+        )
+        executor.allocate(fit.cache)
+    config = EngineConfig(
+        options=options, model=executor.model, cache=fit.cache, scheduler=fit.scheduler
+    )
+    engine = Engine(config, executor, tokenizer)
+    with phase("warm up"):
+        _warm_up(engine, config, tokenizer)
+    return Started(
+        engine=engine,
+        tokenizer=tokenizer,
+        phases=phases,
+        facts={"arithmetic": list(fit.arithmetic), "kv_bytes": fit.kv_bytes},
+    )
+
+
+def _warm_up(engine: Engine, config: EngineConfig, tokenizer: Tokenizer) -> None:
+    """One short request, so that the first user does not pay for what happens only once.
+
+    It also proves that the executor computes at all: a fault here fails the start with its cause.
+    """
+    from plait.platform.core import SamplingParams
+    from plait.platform.errors import InternalError
+
+    engine.add(
+        Intake(config, tokenizer).request(
+            request_id="warm-up",
+            prompt_token_ids=(0,),
+            params=SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True),
+            cache_salt="warm-up",
+        )
+    )
+    while engine.has_unfinished:
+        for event in engine.step():
+            if event.error is not None:
+                raise InternalError(f"the model cannot compute a first token: {event.error[1]}")
