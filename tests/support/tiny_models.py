@@ -191,7 +191,7 @@ def randomize(model: Any, seed: int) -> None:
         else:  # norms (centred at one, or at zero for the 1 + w form), biases, sinks
             parameter.add_(0.2 * noise)
     # A tied head would otherwise repeat the last token for ever.
-    scale = 0.3 if model.config.tie_word_embeddings else 1.0
+    scale = 0.1 if model.config.tie_word_embeddings else 1.0
     embedding = model.get_input_embeddings().weight
     embedding.copy_(scale * torch.randn(embedding.shape, generator=generator))
     model.tie_weights()

@@ -1,0 +1,10 @@
+"""Loading checkpoints and running them.
+
+`load_model(options)` gives an executor, `check_model(options)` says whether it would. In reading
+order: source (where files are) → build (transformers' class, our leaves) → probe (what its layers
+ask for) → weights (filling it) → executor (running it).
+"""
+
+from plait.platform.model.load import LoadedModel, SupportReport, check_model, load_model
+
+__all__ = ["LoadedModel", "SupportReport", "check_model", "load_model"]

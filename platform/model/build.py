@@ -1,0 +1,282 @@
+"""Building a model: the transformers class on the meta device, with our leaves, then its weights.
+
+`build_skeleton` reads no weights; it is all that `check_model` needs. `fill` reads them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from plait.platform.config import KVGroup
+from plait.platform.errors import ModelUnsupported
+from plait.platform.model import attention, experts
+from plait.platform.model.experts import PackedExperts, check_experts, is_experts
+from plait.platform.model.gguf import GgufFile
+from plait.platform.model.leaves import Linear, LinearSlice, PackedTable, RowWiseWeight
+from plait.platform.model.merge import Leaves, replace_leaves, separate
+from plait.platform.model.probe import LayerAttention, probe_attention
+from plait.platform.model.rope import divide_frequencies, fix_frequencies
+from plait.platform.model.source import Checkpoint
+from plait.platform.model.weights import (
+    LoadPlan,
+    SafetensorsFiles,
+    Shape,
+    Sink,
+    TensorSource,
+    plan_load,
+    run_plan,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Skeleton:
+    """A model without weights whose every layer is known to be servable, and how to fill it."""
+
+    model: Any  # the family's ForCausalLM
+    head: nn.Module  # the same, with the backbone replaced by its own output
+    leaves: Leaves
+    layers: tuple[LayerAttention, ...]
+    source: TensorSource
+    plan: LoadPlan
+    parameters: Mapping[str, Tensor]  # meta tensors of everything a checkpoint may hold
+    vocab_size: int  # width of the logits
+
+    @property
+    def backbone(self) -> Any:
+        return getattr(self.model, self.model.base_model_prefix)
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return {name: tuple(t.shape) for name, t in self.parameters.items()}
+
+    def num_parameters(self) -> int:
+        """Weights of the model, tied ones once."""
+        return sum(t.numel() for name, t in self.parameters.items() if name not in self.plan.tied)
+
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in memory, tied ones once."""
+        return sum(t.nbytes for name, t in self.parameters.items() if name not in self.plan.tied)
+
+
+def build_skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
+    """Build `checkpoint`'s class on the meta device, replace its leaves and probe it.
+
+    Raises `ModelUnsupported` with the reason where the model cannot be served, or where its
+    checkpoint does not hold what its class needs.
+    """
+    attention.register()
+    experts.register()
+    model = _instantiate(checkpoint, dtype)
+    parameters = _parameters(model, dtype)
+    source, plan = _open_source(checkpoint, model)
+    for name, module in model.named_modules():
+        if is_experts(module):
+            check_experts(name, module)
+    leaves = replace_leaves(model)
+    backbone = getattr(model, model.base_model_prefix, None)
+    if backbone is None or backbone is model:
+        raise ModelUnsupported(f"{type(model).__name__} has no separate backbone")
+    layers = probe_attention(model, backbone)
+    for owner in [o for o in leaves.merged if o.num_repeats or not o.drained]:
+        separate(model, owner, leaves)
+    leaves.release()
+    head = _head_of(model)
+    return Skeleton(
+        model=model,
+        head=head,
+        leaves=leaves,
+        layers=layers,
+        source=source,
+        plan=plan,
+        parameters=parameters,
+        vocab_size=_probe_head(model, head),
+    )
+
+
+def _instantiate(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+    config = copy.deepcopy(checkpoint.config)
+    config._attn_implementation = attention.NAME
+    config._experts_implementation = experts.NAME
+    config.dtype = dtype
+    for flag in ("output_router_logits", "output_attentions", "output_hidden_states"):
+        if getattr(config, flag, False):
+            setattr(config, flag, False)
+    contexts = checkpoint.model_class.get_init_context(dtype, False, False, None)
+    with _all(contexts):
+        try:
+            model = checkpoint.model_class(config)
+        except Exception as error:  # noqa: BLE001 - any failure of foreign code is the answer
+            raise ModelUnsupported(
+                f"{checkpoint.model_class.__name__} cannot be built from its config: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    return model.eval()
+
+
+def _all(contexts: list[Any]) -> Any:
+    from transformers.utils.generic import ContextManagers
+
+    return ContextManagers(contexts)
+
+
+def _parameters(model: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Parameters and persistent buffers as meta tensors, in the dtype each will be kept in."""
+    in_fp32 = tuple(model._get_dtype_plan(dtype))
+    return {
+        name: t.float() if any(part in name for part in in_fp32) and t.is_floating_point() else t
+        for name, t in model.state_dict().items()
+    }
+
+
+def _open_source(checkpoint: Checkpoint, model: Any) -> tuple[TensorSource, LoadPlan]:
+    if checkpoint.is_gguf:
+        file = GgufFile(checkpoint.path, model)
+        return file, plan_load(model, file, convert=False)
+    files = SafetensorsFiles(checkpoint.path)
+    return files, plan_load(model, files, convert=True)
+
+
+class _Given(nn.Module):
+    """Stands for the backbone in `Skeleton.head`: answers with the rows it is given."""
+
+    def forward(self, inputs_embeds: Tensor, **_: Any) -> BaseModelOutputWithPast:
+        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
+
+
+def _head_of(model: Any) -> nn.Module:
+    """The family's own way from hidden rows to logits, whatever it scales or caps on the way.
+
+    A shallow copy of the model in which the backbone answers with `inputs_embeds`: what is left of
+    its forward is the head.
+    """
+    head: nn.Module = copy.copy(model)
+    head.__dict__["_modules"] = {**model._modules, model.base_model_prefix: _Given()}
+    return head
+
+
+@torch.no_grad()
+def _probe_head(model: Any, head: nn.Module) -> int:
+    """The head must be a function of hidden rows alone; returns the width of its logits."""
+    leaf = model.get_output_embeddings()
+    if type(leaf) is Linear:
+        leaf.out_dtype = torch.float32  # logits are compared with each other: keep their last bits
+    name = type(model).__name__
+    rows = torch.empty((1, 3, model.config.hidden_size), dtype=model.config.dtype, device="meta")
+    try:
+        logits = head(inputs_embeds=rows, use_cache=False).logits
+    except Exception as error:  # noqa: BLE001 - any failure of foreign code is the answer
+        raise ModelUnsupported(f"{name}'s head cannot be run on rows alone: {error}") from error
+    if logits.dim() != 3 or logits.shape[:2] != (1, 3):
+        raise ModelUnsupported(f"{name}'s head gives logits of shape {tuple(logits.shape)}")
+    return int(logits.shape[2])
+
+
+def kv_groups(skeleton: Skeleton, max_model_len: int) -> tuple[KVGroup, ...]:
+    """Layers by what their KV looks like; a window no request can outgrow is none."""
+    groups: dict[tuple[int | None, int, int], list[int]] = {}
+    for layer in skeleton.layers:
+        window = layer.window if layer.window and layer.window < max_model_len else None
+        groups.setdefault((window, layer.num_kv_heads, layer.key_size), []).append(layer.layer)
+    return tuple(
+        KVGroup(layers=tuple(layers), window=window, num_kv_heads=heads, head_size=size)
+        for (window, heads, size), layers in groups.items()
+    )
+
+
+def fill(skeleton: Skeleton, *, max_model_len: int, advance: Callable[[], None]) -> None:
+    """Read all weights into the skeleton; `advance` is called once per step of its plan."""
+    model = skeleton.model
+    _fill_buffers(model)
+    fix_frequencies(model, model.config, max_model_len)
+    if isinstance(skeleton.source, GgufFile) and skeleton.source.rope_factors is not None:
+        divide_frequencies(model, skeleton.source.rope_factors)
+    tables = _tied_tables(skeleton)
+    sinks = {
+        name: _sink(skeleton, name, meta)
+        for name, meta in skeleton.parameters.items()
+        if name not in tables
+    }
+    sinks.update(dict.fromkeys(tables, _ignore))
+    with torch.no_grad():
+        run_plan(skeleton.plan, model, sinks, skeleton.shapes, advance)
+        for name, leaf in tables.items():
+            module = model.get_submodule(name.rpartition(".")[0])
+            _replace_parameter(module, "weight", PackedTable.of(leaf, skeleton.parameters[name]))
+    _check_filled(model)
+
+
+def _ignore(_: Tensor) -> None:
+    """Sink of a tied embedding: its rows are read from the head."""
+
+
+def _fill_buffers(model: Any) -> None:
+    """Give non-persistent buffers (rope frequencies, scales) their values, by the family's init."""
+    for name, buffer in list(model.named_non_persistent_buffers()):
+        parent = model.get_submodule(name.rpartition(".")[0])
+        parent._buffers[name.rpartition(".")[2]] = torch.empty_like(buffer, device="cpu")
+    for tensor in model.state_dict(keep_vars=True).values():
+        tensor._is_hf_initialized = True  # what transformers' init leaves alone
+    model.initialize_weights()
+
+
+def _tied_tables(skeleton: Skeleton) -> dict[str, Linear]:
+    """Embeddings that are tied to a head: name of the embedding's weight → the head."""
+    tables: dict[str, Linear] = {}
+    for target, origin in skeleton.plan.tied.items():
+        modules = {
+            name: skeleton.model.get_submodule(name.rpartition(".")[0]) for name in (target, origin)
+        }
+        heads = [m for m in modules.values() if type(m) is Linear]
+        embeddings = [n for n, m in modules.items() if isinstance(m, nn.Embedding)]
+        if len(heads) == 1 and len(embeddings) == 1:
+            tables[embeddings[0]] = heads[0]
+    return tables
+
+
+def _sink(skeleton: Skeleton, name: str, meta: Tensor) -> Sink:
+    """Where the tensor of that name goes."""
+    owner_name, _, attribute = name.rpartition(".")
+    module = skeleton.model.get_submodule(owner_name)
+    dtype = meta.dtype
+    if isinstance(module, LinearSlice):
+        owner, part = module.owner, module.part
+        take = owner.set_weight if attribute == "weight" else owner.set_bias
+        return lambda tensor: take(part, tensor.to(dtype))
+    if isinstance(module, Linear):
+        if attribute == "bias":
+            return lambda tensor: module.set_bias(tensor.to(dtype, copy=True))
+        if owner_name in skeleton.leaves.transposed:
+            return lambda tensor: module.set_weight(tensor.to(dtype).t().contiguous())
+        return lambda tensor: module.set_weight(tensor.to(dtype))
+    return lambda tensor: _set_tensor(module, attribute, tensor.to(dtype, copy=True))
+
+
+def _set_tensor(module: nn.Module, attribute: str, tensor: Tensor) -> None:
+    if attribute in module._buffers:
+        module._buffers[attribute] = tensor
+    elif is_experts(module) and tensor.dim() == 3:
+        packed = PackedExperts(tensor, is_transposed=bool(module.is_transposed))
+        _replace_parameter(module, attribute, packed)
+    elif tensor.dim() == 2 and not isinstance(module, nn.Embedding) and "bias" not in attribute:
+        _replace_parameter(module, attribute, tensor.as_subclass(RowWiseWeight))
+    else:
+        module._parameters[attribute] = nn.Parameter(tensor, requires_grad=False)
+
+
+def _replace_parameter(module: nn.Module, attribute: str, value: object) -> None:
+    """Put something that is not a parameter in a parameter's place."""
+    del module._parameters[attribute]
+    module.__dict__[attribute] = value
+
+
+def _check_filled(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise ModelUnsupported(f"{name} got no value from the checkpoint")

@@ -1,0 +1,72 @@
+"""The torch executor: runs a family's own modules, with our leaves, over paged KV."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plait.platform.batch import StepBatch
+from plait.platform.config import CacheConfig, KVGroup, ModelInfo
+from plait.platform.kv.pages import allocate_pages
+from plait.platform.model.attention import GroupStep, PagedSite, StepContext
+from plait.platform.model.build import Skeleton
+
+
+class TorchExecutor:
+    """Computes steps on the CPU. Implements `executor.Executor`."""
+
+    def __init__(
+        self, skeleton: Skeleton, model: ModelInfo, kv_groups: tuple[KVGroup, ...], kv_dtype: str
+    ) -> None:
+        self.model = model
+        self.kv_groups = kv_groups
+        self.kv_dtype = kv_dtype
+        self.leaves = skeleton.leaves
+        self._backbone: Any = skeleton.backbone
+        self._head: Any = skeleton.head
+        nothing = torch.empty(0, dtype=torch.int32)
+        self._step = StepContext([], nothing, nothing)
+        self._attach(skeleton)
+
+    def _attach(self, skeleton: Skeleton) -> None:
+        """Hang a paged site on every attention module."""
+        places = {
+            layer: (group, index)
+            for group, kv_group in enumerate(self.kv_groups)
+            for index, layer in enumerate(kv_group.layers)
+        }
+        for layer in skeleton.layers:
+            group, index = places[layer.layer]
+            site = PagedSite(self._step, group, index, self.kv_groups[group].window)
+            layer.module.__dict__["attention_site"] = site
+
+    def allocate(self, cache: CacheConfig) -> None:
+        """Create the page tensors of every group."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        self._step.groups[:] = [
+            GroupStep(allocate_pages(group, cache.block_size, cache.dtype), nothing, nothing)
+            for group in cache.groups
+        ]
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch) -> Tensor:
+        """Hidden rows `[T, D]` after the final norm; K and V of every row are written."""
+        self._step.begin(batch)
+        output = self._backbone(
+            input_ids=torch.from_numpy(batch.token_ids)[None],
+            position_ids=torch.from_numpy(batch.positions)[None],
+            use_cache=False,
+        )
+        self.leaves.release()
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, rows: np.ndarray) -> Tensor:
+        """Logits `[R, V]` in fp32 for `rows`, as the family's own head computes them."""
+        picked = hidden[torch.from_numpy(rows)]
+        logits: Tensor = self._head(inputs_embeds=picked[None], use_cache=False).logits[0]
+        return logits.float()

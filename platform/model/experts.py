@@ -1,0 +1,85 @@
+"""Mixtures of experts: our implementation of transformers' experts interface.
+
+Tokens are sorted by expert, each expert's rows go through its packed weights, and each token sums
+its experts' answers in the router's order, in fp32. So a row's bits depend on nothing but the row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from plait.platform.errors import ModelUnsupported
+from plait.platform.ops.linear import PackedWeight, linear, pack_linear
+
+NAME = "plait"
+
+
+def register() -> None:
+    """Make `NAME` known to transformers' experts interface."""
+    ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Is this a module that calls the experts interface?"""
+    return hasattr(module, "_is_expert_parallel") and hasattr(module, "is_transposed")
+
+
+class PackedExperts:
+    """One projection of all experts of a layer."""
+
+    def __init__(self, weight: Tensor, *, is_transposed: bool) -> None:
+        """Pack `weight` `[experts, out, in]`, or `[experts, in, out]` where transposed."""
+        parts = (w.t() if is_transposed else w for w in weight)
+        self.experts: tuple[PackedWeight, ...] = tuple(pack_linear(w.contiguous()) for w in parts)
+
+
+def check_experts(name: str, module: Any) -> None:
+    """Refuse expert layers with parts that `experts_forward` does not compute."""
+    if module.has_post_expert_norm:
+        raise ModelUnsupported(f"{name} normalises each expert's answer, which is not served")
+
+
+def experts_forward(
+    module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """Rows `[T, D]` through their experts `[T, k]`, weighted; the answer `[T, D]`."""
+    if hidden_states.is_meta:
+        return torch.empty_like(hidden_states)
+    num_rows, top_k = top_k_index.shape
+    up_name = "gate_up_proj" if module.has_gate else "up_proj"
+    up: PackedExperts = getattr(module, up_name)
+    down: PackedExperts = module.down_proj
+    up_bias = getattr(module, f"{up_name}_bias") if module.has_bias else None
+    down_bias = module.down_proj_bias if module.has_bias else None
+
+    order = top_k_index.reshape(-1).argsort(stable=True)  # slots, grouped by expert
+    counts = torch.bincount(top_k_index.reshape(-1), minlength=len(up.experts)).tolist()
+    rows = hidden_states[order // top_k]
+    answers = torch.empty((num_rows * top_k, hidden_states.shape[1]), dtype=hidden_states.dtype)
+    start = 0
+    for expert, count in enumerate(counts):
+        if count == 0:
+            continue
+        end = start + count
+        inner = linear(
+            rows[start:end], up.experts[expert], None if up_bias is None else up_bias[expert]
+        )
+        inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+        answers[order[start:end]] = linear(
+            inner.contiguous(),
+            down.experts[expert],
+            None if down_bias is None else down_bias[expert],
+        )
+        start = end
+    return _weighted_sum(answers.view(num_rows, top_k, -1), top_k_weights, hidden_states.dtype)
+
+
+def _weighted_sum(answers_TkD: Tensor, weights_Tk: Tensor, dtype: torch.dtype) -> Tensor:
+    total = answers_TkD[:, 0].float() * weights_Tk[:, :1]
+    for slot in range(1, answers_TkD.shape[1]):
+        total += answers_TkD[:, slot].float() * weights_Tk[:, slot : slot + 1]
+    return total.to(dtype)

@@ -1,0 +1,214 @@
+"""GGUF files: the config their metadata spells, and their tensors under transformers' names.
+
+Names and reorderings come from transformers' GGUF support (q and k rows of the llama family are
+stored in another order, Gemma's norms with one added), numbers from the gguf package. A metadata
+key that bears on the computation and that we do not understand is refused by name: a file that
+half fits would answer with nonsense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, dequantize
+from torch import Tensor
+from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
+from transformers.integrations.gguf.reader import GgufHeader, TensorInfo
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+)
+
+from plait.platform.errors import ModelUnsupported
+from plait.platform.gguf_metadata import read_gguf_metadata
+from plait.platform.model.weights import Shape
+
+# GGUF architecture → transformers model type.
+_MODEL_TYPES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen2moe": "qwen2_moe",
+    "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "phi3": "phi3",
+    "starcoder2": "starcoder2",
+}
+# Keys that transformers' mapping leaves out, and the config fields they fill.
+_MORE_FIELDS = {
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+# Keys that say nothing the config needs, or nothing at the values checked below.
+_HARMLESS = frozenset(
+    {"rope.dimension_count", "attention.value_length", "attention.causal", "vocab_size"}
+    | {"rope.scaling.attn_factor", "rope.scaling.finetuned"}
+)
+_ROPE_SCALING = "rope.scaling."
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+def read_gguf_config(path: Path) -> dict[str, Any]:
+    """The transformers config that a GGUF file's metadata spells, as a dict."""
+    metadata = read_gguf_metadata(path)
+    architecture = metadata.get("general.architecture")
+    if architecture not in _MODEL_TYPES:
+        raise ModelUnsupported(
+            f"{path.name} has the GGUF architecture '{architecture}', which is not served from "
+            f"GGUF (served: {', '.join(_MODEL_TYPES)}); its safetensors checkpoint may be"
+        )
+    if metadata.get("split.count", 1) > 1:
+        raise ModelUnsupported(f"{path.name} is one part of a split GGUF; join the parts first")
+    model_type = _MODEL_TYPES[architecture]
+    own = {
+        key.removeprefix(f"{architecture}."): value
+        for key, value in metadata.items()
+        if key.startswith(f"{architecture}.")
+    }
+    config = {**_fields(path, model_type, own), **_special_tokens(metadata)}
+    names = {info.name for info in read_header(path).tensors}
+    config["tie_word_embeddings"] = "output.weight" not in names
+    config.setdefault("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ())))
+    return config
+
+
+def _fields(path: Path, model_type: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    mapping_name = "gemma3" if model_type == "gemma3_text" else model_type
+    mapping = {**_MORE_FIELDS, **GGUF_CONFIG_MAPPING[mapping_name]}
+    config: dict[str, Any] = {"model_type": model_type}
+    config.update(GGUF_CONFIG_DEFAULTS_MAPPING.get(mapping_name, {}))
+    for key, value in own.items():
+        field = mapping.get(key)
+        if field is not None:
+            config[field] = value
+        elif key == "rope.freq_base":  # a few mappings leave it out
+            config["rope_theta"] = value
+        elif key not in _HARMLESS and key not in mapping and not key.startswith(_ROPE_SCALING):
+            raise ModelUnsupported(f"{path.name}: GGUF key '{key}' = {value} is not understood")
+    scaling = _rope_scaling(path, own)
+    if scaling:
+        config["rope_scaling"] = scaling
+    _check_head_size(path, config, own)
+    return config
+
+
+def _rope_scaling(path: Path, own: Mapping[str, Any]) -> dict[str, Any] | None:
+    kind = own.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind not in ("linear", "yarn"):
+        raise ModelUnsupported(f"{path.name}: rope scaling '{kind}' is not served from GGUF")
+    scaling = {"rope_type": kind, "factor": own["rope.scaling.factor"]}
+    original = own.get("rope.scaling.original_context_length")
+    if kind == "yarn" and original:
+        scaling["original_max_position_embeddings"] = original
+    return scaling
+
+
+def _check_head_size(path: Path, config: dict[str, Any], own: Mapping[str, Any]) -> None:
+    """Head sizes that differ between K, V and rope are told by keys the config has no field for."""
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    for key in ("rope.dimension_count", "attention.value_length"):
+        if own.get(key, size) != size:
+            raise ModelUnsupported(
+                f"{path.name}: '{key}' is {own[key]} where a head has {size}; not served from GGUF"
+            )
+
+
+def _special_tokens(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    named = {"bos": "bos", "eos": "eos", "padding": "pad"}
+    found = {f: metadata.get(f"tokenizer.ggml.{key}_token_id") for key, f in named.items()}
+    tokens = {f"{f}_token_id": value for f, value in found.items() if value is not None}
+    ends = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    ends = list(dict.fromkeys(x for x in ends if x is not None))
+    return {**tokens, "eos_token_id": ends} if len(ends) > 1 else tokens
+
+
+def read_header(path: Path) -> GgufHeader:
+    """The tensor table of a GGUF file, checked against the file's size."""
+    try:
+        header = GgufHeader.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - whatever parsing a damaged file raises
+        raise ModelUnsupported(f"{path.name} is no readable GGUF file: {error}") from error
+    end = max((header.data_start + i.offset + i.nbytes for i in header.tensors), default=0)
+    if end > path.stat().st_size:
+        raise ModelUnsupported(
+            f"{path.name} is truncated: its tensors end at byte {end}, the file at "
+            f"{path.stat().st_size}"
+        )
+    return header
+
+
+class GgufFile:
+    """The tensors of a GGUF file under the names of `model`'s parameters, read on demand."""
+
+    def __init__(self, path: Path, model: Any) -> None:
+        header = read_header(path)
+        self._data = np.memmap(path, mode="r", dtype=np.uint8)
+        self._data_start = header.data_start
+        self._infos = {info.name: info for info in header.tensors}
+        make = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)
+        self._processor = make(config=model.config.to_dict())
+        self._names = get_gguf_hf_weights_map(model, self._processor)
+        self.rope_factors = self._take_rope_factors()
+        self._parts: dict[str, list[TensorInfo]] = {}
+        unknown = []
+        for info in self._infos.values():
+            target = self._names.get(info.name) or self._names.get(info.name.removesuffix(".weight"))
+            if target is None:
+                unknown.append(info.name)
+            else:
+                self._parts.setdefault(target, []).append(info)
+        if unknown:
+            raise ModelUnsupported(
+                f"{path.name}: {len(unknown)} tensors have no place in {type(model).__name__}: "
+                f"{', '.join(unknown[:4])}"
+            )
+        self.shapes = {name: self._shape(model, name) for name in self._parts}
+        self.dtypes = frozenset(
+            GGMLQuantizationType(i.ggml_type).name for i in self._infos.values()
+        )
+
+    def _take_rope_factors(self) -> Tensor | None:
+        """Llama 3 files carry their rope scaling as divisors of the inverse frequencies."""
+        info = self._infos.pop(_ROPE_FACTORS, None)
+        return None if info is None else torch.from_numpy(self._numbers(info).copy())
+
+    def _shape(self, model: Any, name: str) -> Shape:
+        """What `read` will give: stored shapes, or the model's where parts are joined."""
+        infos = self._parts[name]
+        if len(infos) > 1 or len(infos[0].shape) != len(model.get_parameter(name).shape):
+            return tuple(model.get_parameter(name).shape)
+        return infos[0].shape
+
+    def _numbers(self, info: TensorInfo) -> np.ndarray:
+        start = self._data_start + info.offset
+        raw = self._data[start : start + info.nbytes]
+        rows = int(np.prod(info.shape[:-1]))
+        kind = GGMLQuantizationType(info.ggml_type)
+        return dequantize(raw.reshape(rows, -1), kind).reshape(info.shape)
+
+    def read(self, name: str) -> Tensor:
+        """One parameter in fp32, in transformers' order."""
+        joined: dict[str, Any] = {"tensors": {}}
+        tensor: Tensor | None = None
+        for info in self._parts[name]:
+            result = self._processor.process(
+                weights=self._numbers(info),
+                name=info.name,
+                tensor_key_mapping=self._names,
+                parsed_parameters=joined,
+            )
+            if result.name is not None:
+                tensor = torch.from_numpy(np.ascontiguousarray(result.weights))
+        return joined["tensors"][name] if tensor is None else tensor

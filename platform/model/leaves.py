@@ -1,0 +1,239 @@
+"""The leaves that stand in a transformers module tree in the place of its own.
+
+A leaf is born empty (its shape is known, its weight is not): run on meta tensors it answers with
+meta tensors, which is how a model is probed before a byte of its weights is read. `set_weight`
+packs what the loader brings; nothing keeps the unpacked tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.platform.ops.linear import TILE_OUTPUTS, PackedWeight, linear, pack_linear
+from plait.platform.ops.rms_norm import rms_norm
+
+
+class Linear(nn.Module):
+    """A linear layer over a packed weight: `[..., in_features]` to `[..., out_features]`."""
+
+    packed: PackedWeight | None
+    bias: Tensor | None
+
+    def __init__(self, in_features: int, out_features: int, *, has_bias: bool) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        self.has_bias = has_bias
+        self.out_dtype: torch.dtype | None = None  # None: that of the input
+        self.packed = None
+        self.register_buffer("bias", None, persistent=False)
+
+    def set_weight(self, weight: Tensor) -> None:
+        """Pack `weight` `[out_features, in_features]`."""
+        self.packed = pack_linear(weight)
+
+    def set_bias(self, bias: Tensor) -> None:
+        """Keep `bias` `[out_features]`."""
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows in, rows out; the result of a row never depends on the other rows."""
+        if self.packed is None:
+            shape = (*x.shape[:-1], self.out_features)
+            return torch.empty(shape, dtype=self.out_dtype or x.dtype, device="meta")
+        return linear(x, self.packed, self.bias, out_dtype=self.out_dtype)
+
+
+class MergedLinear:
+    """Sibling linears of one input, computed as one product.
+
+    The first sibling that is called computes all; the others, called with the same input object,
+    are handed their columns. A sibling called with another input computes afresh, so the merge is
+    right whatever the parent's forward does. Not a module: it has no place of its own in the tree.
+    """
+
+    def __init__(self, names: tuple[str, ...], sizes: tuple[int, ...], leaf: Linear) -> None:
+        self.names = names
+        self.leaf = leaf
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        self.rows = tuple((end - size, end) for size, end in zip(sizes, ends, strict=True))
+        self.num_repeats = 0  # calls with an input other than the first one's, ever
+        self._input: Tensor | None = None
+        self._version = 0
+        self._slices: list[Tensor | None] = []
+        self._weights: dict[int, Tensor] = {}
+        self._biases: dict[int, Tensor] = {}
+
+    def take(self, part: int, x: Tensor) -> Tensor:
+        """Columns of sibling `part` for input `x`; a view of the merged result."""
+        if self._input is x and not self._changed(x):
+            found = self._slices[part]
+            if found is not None:
+                self._slices[part] = None
+                if not any(s is not None for s in self._slices):
+                    self._input = None
+                return found
+        elif self._input is not None:
+            self.num_repeats += 1
+        merged = self.leaf(x)
+        self._slices = [merged[..., start:end] for start, end in self.rows]
+        taken, self._slices[part] = self._slices[part], None
+        self._input = x
+        self._version = x._version if x.is_meta else 0
+        assert taken is not None
+        return taken
+
+    def _changed(self, x: Tensor) -> bool:
+        """Was `x` written to in between? Asked while probing; a family's forward does not vary."""
+        return x.is_meta and x._version != self._version
+
+    @property
+    def drained(self) -> bool:
+        return self._input is None
+
+    def release(self) -> None:
+        """Let go of anything kept from an unfinished round."""
+        self._input = None
+        self._slices = []
+
+    def set_weight(self, part: int, weight: Tensor) -> None:
+        """Keep the part until all are there, then pack them together."""
+        self._weights[part] = weight
+        if len(self._weights) == len(self.rows):
+            parts = [self._weights.pop(i) for i in range(len(self.rows))]
+            self.leaf.set_weight(torch.cat(parts))
+
+    def set_bias(self, part: int, bias: Tensor) -> None:
+        """Keep the part until all are there, then join them."""
+        self._biases[part] = bias
+        if len(self._biases) == len(self.rows):
+            self.leaf.set_bias(torch.cat([self._biases.pop(i) for i in range(len(self.rows))]))
+
+
+class LinearSlice(nn.Module):
+    """Stands where a merged linear stood."""
+
+    def __init__(self, owner: MergedLinear, part: int) -> None:
+        super().__init__()
+        self.owner = owner
+        self.part = part
+        self.in_features = owner.leaf.in_features
+        self.out_features = owner.rows[part][1] - owner.rows[part][0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """This sibling's columns of the merged product."""
+        return self.owner.take(self.part, x)
+
+
+class RMSNorm(nn.Module):
+    """RMS norm over the last dimension; `weight_offset` 1 is the `1 + w` form."""
+
+    weight: Tensor
+
+    def __init__(self, weight: nn.Parameter, eps: float, weight_offset: float) -> None:
+        super().__init__()
+        self.register_parameter("weight", weight)
+        self.eps = eps
+        self.weight_offset = weight_offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each row of `x`."""
+        if x.is_meta:
+            return torch.empty_like(x)
+        rows = x.reshape(-1, x.shape[-1])
+        return rms_norm(rows, self.weight, self.eps, weight_offset=self.weight_offset).view(x.shape)
+
+
+class PackedTable(Tensor):
+    """An embedding's weight whose rows are read from the head's packed weight.
+
+    The tensor itself lies on the meta device and costs nothing; `F.embedding` over it gathers from
+    the head, so that a tied weight exists once and the embedding module keeps its own forward.
+    """
+
+    leaf: Linear
+
+    @classmethod
+    def of(cls, leaf: Linear, meta: Tensor) -> PackedTable:
+        """The table of `leaf`'s rows, with the shape and dtype of `meta`."""
+        table = meta.detach().to("meta").as_subclass(cls)
+        table.leaf = leaf
+        return table
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Answer `F.embedding` with rows of the head; everything else sees a meta tensor."""
+        if func is nn.functional.embedding and isinstance(args[1], cls):
+            token_ids = args[0]
+            packed = args[1].leaf.packed
+            assert packed is not None
+            rows = packed_rows(packed, token_ids.reshape(-1))
+            return rows.view(*token_ids.shape, -1)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def packed_rows(packed: PackedWeight, ids: Tensor) -> Tensor:
+    """Rows `ids` `[n]` of the weight that was packed, `[n, in_features]`."""
+    num_tiles, steps, _ = packed.tiles.shape
+    tiles = packed.tiles.view(num_tiles, steps, TILE_OUTPUTS, -1)
+    rows = tiles[ids // TILE_OUTPUTS, :, ids % TILE_OUTPUTS].flatten(1)
+    return rows[:, : packed.in_features]
+
+
+class RowWiseWeight(Tensor):
+    """A bare weight parameter that some module hands to `F.linear` itself (routers do).
+
+    `F.linear` over it goes through our batch-invariant product instead of the platform's GEMM,
+    whose summation order, and so a row's bits, depend on the number of rows.
+    """
+
+    packed: PackedWeight | None = None
+    casts: dict[torch.dtype, RowWiseWeight] | None = None
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,  # noqa: ARG003
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Route `F.linear`, and casts that precede it; everything else sees a plain tensor."""
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is nn.functional.linear and len(args) >= 2 and isinstance(args[1], cls):
+                bias = args[2] if len(args) > 2 else kwargs.get("bias")
+                return args[1].product(args[0], bias)
+            if func in _CASTS and isinstance(args[0], cls):
+                return args[0].cast_to(func(*args, **kwargs))
+            return func(*args, **kwargs)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`x @ self.T + bias`, row by row."""
+        if self.is_meta or x.is_meta:
+            return x.new_empty((*x.shape[:-1], self.shape[0]), device="meta")
+        if self.packed is None:
+            self.packed = pack_linear(self.detach().as_subclass(Tensor))
+        return linear(x, self.packed, bias)
+
+    def cast_to(self, result: Tensor) -> Tensor:
+        """The same weight in `result`'s dtype, kept for the next step."""
+        if result.is_meta or result.dtype == self.dtype:
+            return self
+        self.casts = self.casts or {}
+        if result.dtype not in self.casts:
+            self.casts[result.dtype] = result.as_subclass(RowWiseWeight)
+        return self.casts[result.dtype]
+
+
+_CASTS = (Tensor.float, Tensor.type, Tensor.to)

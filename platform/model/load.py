@@ -1,0 +1,187 @@
+"""Loading a model, or only checking whether it could be: the two entries of this package."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from gguf import GGMLQuantizationType
+
+from plait.platform.config import KVGroup, ModelInfo, Options
+from plait.platform.errors import ConfigError, PlaitError
+from plait.platform.model.build import Skeleton, build_skeleton, fill, kv_groups
+from plait.platform.model.executor import TorchExecutor
+from plait.platform.model.gguf import read_header
+from plait.platform.model.rope import RopeFacts, rope_facts
+from plait.platform.model.source import Checkpoint, find_checkpoint
+from plait.platform.model.weights import SafetensorsFiles
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model ready to compute, but for its KV pages."""
+
+    executor: TorchExecutor
+    tokenizer_source: Path  # what `Tokenizer.load` takes: a directory or a GGUF file
+    info: ModelInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupportReport:
+    """Whether a model can be served, and what that takes; or exactly why not."""
+
+    servable: bool
+    reason: str | None  # why not
+    model: str
+    architecture: str | None = None
+    executor: str | None = None
+    dtype: str | None = None
+    num_parameters: int = 0
+    weight_bytes: int = 0
+    kv_bytes_per_token: int = 0  # where every layer keeps the token
+    kv_groups: tuple[KVGroup, ...] = ()
+    context_length: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def load_model(options: Options) -> LoadedModel:
+    """Load `options.model`.
+
+    Raises `ConfigError` where a flag cannot hold, `ModelUnsupported` where the model cannot be
+    served or its checkpoint is not whole.
+    """
+    _check_options(options)
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
+    checkpoint = find_checkpoint(options)
+    rope, max_model_len = _context(checkpoint, options)
+    dtype = _resolve_dtype(options, _stored_dtypes(checkpoint))
+    skeleton = build_skeleton(checkpoint, _DTYPES[dtype])
+    with _progress(options, len(skeleton.plan.steps)) as advance:
+        fill(skeleton, max_model_len=max_model_len, advance=advance)
+    info = _info(checkpoint, options, skeleton, dtype, rope)
+    groups = kv_groups(skeleton, max_model_len)
+    return LoadedModel(
+        executor=TorchExecutor(skeleton, info, groups, dtype),
+        tokenizer_source=checkpoint.path,
+        info=info,
+    )
+
+
+def check_model(options: Options) -> SupportReport:
+    """Say whether `options.model` can be served, from its config and headers alone."""
+    name = options.model or "the embedded model"
+    architecture: str | None = None
+    try:
+        _check_options(options)
+        checkpoint = find_checkpoint(options)
+        name, architecture = checkpoint.name, checkpoint.model_class.__name__
+        rope, max_model_len = _context(checkpoint, options)
+        dtype = _resolve_dtype(options, _stored_dtypes(checkpoint))
+        skeleton = build_skeleton(checkpoint, _DTYPES[dtype])
+    except PlaitError as error:
+        return SupportReport(
+            servable=False, reason=error.message, model=name, architecture=architecture
+        )
+    groups = kv_groups(skeleton, max_model_len)
+    info = _info(checkpoint, options, skeleton, dtype, rope)
+    return SupportReport(
+        servable=True,
+        reason=None,
+        model=name,
+        architecture=architecture,
+        executor=info.executor,
+        dtype=dtype,
+        num_parameters=skeleton.num_parameters(),
+        weight_bytes=info.weight_bytes,
+        kv_bytes_per_token=sum(g.bytes_per_block(1, _DTYPES[dtype].itemsize) for g in groups),
+        kv_groups=groups,
+        context_length=info.context_length,
+        notes=info.notes,
+    )
+
+
+def _check_options(options: Options) -> None:
+    if options.dtype not in ("auto", *_DTYPES):
+        raise ConfigError(
+            f"dtype {options.dtype} is not served; use auto, float32 or bfloat16", param="dtype"
+        )
+    if options.executor not in ("auto", "torch"):
+        raise ConfigError(
+            f"there is no executor {options.executor}; use auto or torch", param="executor"
+        )
+    if options.device not in ("auto", "cpu"):
+        raise ConfigError(f"device {options.device} is not served; use cpu", param="device")
+
+
+def _context(checkpoint: Checkpoint, options: Options) -> tuple[RopeFacts, int]:
+    """The model's rope, and the longest request that will be served."""
+    rope = rope_facts(checkpoint.config, options.max_model_len)
+    wanted = options.max_model_len or rope.context_length
+    if wanted > rope.context_length:
+        raise ConfigError(
+            f"max_model_len {wanted} is beyond the {rope.context_length} tokens of "
+            f"{checkpoint.name}; use at most {rope.context_length}",
+            param="max_model_len",
+        )
+    return rope, wanted
+
+
+def _stored_dtypes(checkpoint: Checkpoint) -> frozenset[str]:
+    """How the weights are stored: names of safetensors' dtypes or GGUF's types."""
+    if checkpoint.is_gguf:
+        header = read_header(checkpoint.path)
+        return frozenset(GGMLQuantizationType(i.ggml_type).name for i in header.tensors)
+    return SafetensorsFiles(checkpoint.path).dtypes
+
+
+def _resolve_dtype(options: Options, stored: frozenset[str]) -> str:
+    """bfloat16 where the checkpoint is at most half precision and the CPU multiplies it."""
+    if options.dtype != "auto":
+        return options.dtype
+    floats = {name for name in stored if not name.startswith(("I", "U", "BOOL"))}
+    if "F32" in floats and not floats - {"F32", "F64"}:
+        return "float32"
+    return "bfloat16" if torch.cpu.get_capabilities()["avx512_bf16"] else "float32"
+
+
+def _info(
+    checkpoint: Checkpoint, options: Options, skeleton: Skeleton, dtype: str, rope: RopeFacts
+) -> ModelInfo:
+    notes = [*checkpoint.notes, *rope.notes]
+    if "F16" in skeleton.source.dtypes and not checkpoint.is_gguf:
+        notes.append(f"float16 weights are computed in {dtype}")
+    config = skeleton.model.config
+    return ModelInfo(
+        name=options.served_model_name or checkpoint.name,
+        architecture=checkpoint.model_class.__name__,
+        source=checkpoint.kind,
+        dtype=dtype,
+        executor="torch",
+        vocab_size=skeleton.vocab_size,
+        context_length=rope.context_length,
+        eos_token_ids=tuple(t for t in checkpoint.eos_token_ids if t < config.vocab_size),
+        weight_bytes=skeleton.weight_bytes(),
+        notes=tuple(notes),
+    )
+
+
+@contextmanager
+def _progress(options: Options, num_steps: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, nothing elsewhere."""
+    if not options.progress or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("Loading weights"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("weights", total=num_steps)
+        yield lambda: progress.advance(task)

