@@ -94,13 +94,15 @@ def fit(
         dtype=kv_dtype,
         enable_prefix_caching=options.enable_prefix_caching,
     )
-    kv_bytes = sizes.bytes_for(tokens)
-    return Fit(
-        cache=cache,
-        scheduler=scheduler,
-        arithmetic=_arithmetic(options, model, available, budget, kv_bytes, cache, scheduler),
-        kv_bytes=kv_bytes,
-    )
+    chosen = Fit(cache=cache, scheduler=scheduler, arithmetic=(), kv_bytes=sizes.bytes_for(tokens))
+    memory = _Memory(available=available, budget=budget)
+    return replace(chosen, arithmetic=_arithmetic(options, model, memory, chosen))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Memory:
+    available: int
+    budget: int
 
 
 def _check(options: Options) -> None:
@@ -216,28 +218,21 @@ class _Sizes:
         return min(tokens, limit)
 
 
-def _arithmetic(
-    options: Options,
-    model: ModelInfo,
-    available: int,
-    budget: int,
-    kv_bytes: int,
-    cache: CacheConfig,
-    scheduler: SchedulerConfig,
-) -> tuple[str, ...]:
-    per_token = kv_bytes / max(cache.num_tokens, 1)
+def _arithmetic(options: Options, model: ModelInfo, memory: _Memory, fit: Fit) -> tuple[str, ...]:
+    cache, scheduler = fit.cache, fit.scheduler
+    num_sequences = cache.num_tokens / scheduler.max_model_len
+    per_token = fit.kv_bytes / max(cache.num_tokens, 1)
     how = (
         f"{options.memory_utilization:.0%} of it, less {human(WORKSPACE_BYTES)} to work with"
         if options.kv_cache_bytes is None
         else "asked for"
     )
+    per_token_text = f"{per_token / 1024:.1f} KiB each in {len(cache.groups)} group(s)"
     lines = [
-        f"weights {human(model.weight_bytes)}; free beside them {human(available)}",
-        f"KV at most {human(budget)} ({how}); taken {human(kv_bytes)}",
-        f"{cache.num_tokens:,} tokens of KV at {per_token / 1024:.1f} KiB each "
-        f"in {len(cache.groups)} group(s)",
-        f"context {scheduler.max_model_len:,} tokens: "
-        f"{cache.num_tokens / scheduler.max_model_len:.1f} full-length sequences at once",
+        f"weights {human(model.weight_bytes)}; free beside them {human(memory.available)}",
+        f"KV at most {human(memory.budget)} ({how}); taken {human(fit.kv_bytes)}",
+        f"{cache.num_tokens:,} tokens of KV at {per_token_text}",
+        f"context {scheduler.max_model_len:,} tokens: {num_sequences:.1f} full sequences at once",
     ]
     if scheduler.max_model_len < model.context_length and options.max_model_len is None:
         lines.append(

@@ -48,6 +48,7 @@ class KVGroup:
     num_blocks: int = 0  # block 0 is the null block and never handed out
 
     def bytes_per_block(self, block_size: int, bytes_per_value: int) -> int:
+        """Bytes of K and V that one block of all the group's layers takes."""
         return (
             2 * len(self.layers) * self.num_kv_heads * self.head_size * block_size * bytes_per_value
         )

@@ -11,7 +11,8 @@ A request's life: `Request` (immutable, what the client asked) → one `Sequence
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence as SequenceOf
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -78,6 +79,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
         return self.temperature == 0.0
 
 
@@ -104,12 +106,20 @@ def _check_sampling(p: SamplingParams) -> None:
     for name in ("top_p", "repetition_penalty"):
         if getattr(p, name) == 0:
             raise InvalidParameter(name, f"{name} must be greater than 0")
+    _check_counts(p)
+    _check_lists(p)
+
+
+def _check_counts(p: SamplingParams) -> None:
     for name, low in (("max_tokens", 0), ("logprobs", 0), ("prompt_logprobs", 0)):
         value = getattr(p, name)
         if value is not None and (not isinstance(value, int) or value < low):
             raise InvalidParameter(name, f"{name} must be None or an integer >= {low}")
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         raise InvalidParameter("min_tokens", f"min_tokens {p.min_tokens} > max_tokens")
+
+
+def _check_lists(p: SamplingParams) -> None:
     if p.allowed_token_ids is not None and not p.allowed_token_ids:
         raise InvalidParameter("allowed_token_ids", "allowed_token_ids must not be empty")
     if any(not isinstance(s, str) or not s for s in (*p.stop, *p.bad_words)):
@@ -137,6 +147,8 @@ class Request:
 
 
 class SequenceState(StrEnum):
+    """Where a sequence stands; only the scheduler changes it."""
+
     WAITING = "waiting"  # no place in the running set; may still hold blocks (parked)
     FORKING = "forking"  # waits for its leader's prompt to be computed
     RUNNING = "running"
@@ -172,14 +184,17 @@ class Sequence:
 
     @property
     def num_prompt_tokens(self) -> int:
+        """Tokens the client gave."""
         return len(self.request.prompt_token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:
+        """Tokens accepted so far."""
         return self.tokens[self.num_prompt_tokens :]
 
     @property
     def num_output_tokens(self) -> int:
+        """How many tokens were accepted so far."""
         return len(self.tokens) - self.num_prompt_tokens
 
 
@@ -213,6 +228,7 @@ class StepPlan:
 
     @property
     def num_rows(self) -> int:
+        """Rows that the step computes."""
         return sum(span.num_tokens for span in self.spans)
 
 

@@ -82,6 +82,7 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
+        """Whether `step` has anything to do or to tell."""
         return self.num_unfinished > 0 or bool(self._pending)
 
     @property
@@ -180,6 +181,7 @@ class Engine:
 
     @property
     def stats(self) -> Stats:
+        """Gauges and counters as they stand."""
         scheduler = self.scheduler
         return Stats(
             num_running=scheduler.num_running,

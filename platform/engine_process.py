@@ -38,6 +38,7 @@ IDLE_HEARTBEAT_S = 1.0
 
 
 def main() -> int:
+    """The process: its exit status is 0 only after a drain."""
     logging.basicConfig(
         level=os.environ.get("PLAIT_LOG_LEVEL", "INFO").upper(),
         format="%(asctime)s %(levelname)s engine: %(message)s",
@@ -86,6 +87,7 @@ class Link:
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: FromEngine) -> None:
+        """Queue a frame; never waits."""
         self._socket.send(self._encoder.encode(message))
 
     def receive(self, *, timeout_ms: int) -> ToEngine | None:
@@ -96,6 +98,7 @@ class Link:
         return message
 
     def close(self) -> None:
+        """Send what is queued, for at most two seconds, and close."""
         self._socket.close()
         self._context.term()
 

@@ -1,4 +1,4 @@
-"""From what a client asked to a `Request` that the engine can take: everything checked that can fail.
+"""From what a client asked to a `Request` for the engine: all that can fail is checked here.
 
 Whatever is refused here costs the engine nothing. Nothing is truncated: a prompt that does not
 fit is an error with the numbers in it.
@@ -51,9 +51,7 @@ class Intake:
         """
         prompt = tuple(prompt_token_ids)
         if not prompt:
-            raise BadRequest(
-                "the prompt is empty: give at least one token of text", param="prompt"
-            )
+            raise BadRequest("the prompt is empty: give at least one token of text", param="prompt")
         self._check_ids("prompt", prompt)
         params = self._fit_length(len(prompt), params)
         self._check_params(params)
@@ -115,7 +113,9 @@ class Intake:
             ("bad_words", params.bad_words),
         ):
             if len(ids) > MAX_TOKEN_LIST:
-                raise BadRequest(f"{name} has {len(ids)} entries; at most {MAX_TOKEN_LIST}", param=name)
+                raise BadRequest(
+                    f"{name} has {len(ids)} entries; at most {MAX_TOKEN_LIST}", param=name
+                )
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("logit_bias", tuple(params.logit_bias))
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
@@ -134,7 +134,7 @@ class Intake:
             )
 
     def _check_ids(self, name: str, ids: Sequence[int]) -> None:
-        if ids and not (0 <= min(ids) and max(ids) < self._vocab_size):
+        if ids and (min(ids) < 0 or max(ids) >= self._vocab_size):
             wrong = next(i for i in ids if not 0 <= i < self._vocab_size)
             raise BadRequest(
                 f"{name}: token id {wrong} is outside the vocabulary of {self._vocab_size}",

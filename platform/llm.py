@@ -60,7 +60,9 @@ class LLM:
         """
         several = _several(prompts)
         all_params = _per_prompt(params or SamplingParams(), len(several))
-        jobs = [self._job(*pair, at=i) for i, pair in enumerate(zip(several, all_params, strict=True))]
+        jobs = [
+            self._job(*pair, at=i) for i, pair in enumerate(zip(several, all_params, strict=True))
+        ]
         return self._run_all(jobs, progress=progress)
 
     def chat(

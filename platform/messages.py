@@ -1,8 +1,8 @@
 """What crosses the socket between the API process and the engine process: msgpack, no pickle.
 
-One ZeroMQ PAIR over ipc. API → engine: `Start` first, then `Add`, `Abort`, `Drain`. Engine → API: `Starting` (named
-phases with seconds), `Ready`, `Events` (one per step), `Heartbeat` (each step, and each second
-when idle), `Failed` (start-up failed: code and message). Each frame is one msgspec tagged union.
+One ZeroMQ PAIR over ipc. API → engine: `Start` first, then `Add`, `Abort`, `Drain`.
+Engine → API: `Starting` (named phases with seconds), `Ready`, `Events` (one per step),
+`Heartbeat`, `Failed` (start-up failed: code and message). Each frame is one tagged union.
 """
 
 from __future__ import annotations
@@ -16,15 +16,21 @@ from plait.platform.core import Event, Request
 
 
 class Start(msgspec.Struct, tag="start"):
+    """Load this; always the first message."""
+
     options: Options
 
 
 class Add(msgspec.Struct, tag="add"):
+    """Queue a request; answered by events that end with a `finish_reason`."""
+
     request: Request
     timeout_s: float | None = None  # the engine turns it into `Request.deadline_s` on its clock
 
 
 class Abort(msgspec.Struct, tag="abort"):
+    """End these requests; unknown ones are no error."""
+
     request_ids: tuple[str, ...]
 
 
@@ -33,11 +39,15 @@ class Drain(msgspec.Struct, tag="drain"):
 
 
 class Starting(msgspec.Struct, tag="starting"):
+    """A phase of the start began, or ended."""
+
     phase: str
     seconds: float  # that the phase took; 0 when it begins
 
 
 class Ready(msgspec.Struct, tag="ready"):
+    """The engine takes requests."""
+
     config: EngineConfig
     phases: dict[str, float]
     facts: dict[str, Any] = {}  # memory arithmetic and such, for the banner
@@ -60,16 +70,22 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 class Events(msgspec.Struct, tag="events"):
+    """What one step made known."""
+
     events: list[Event]
     stats: Stats
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
+    """The engine lives: after a step without events, and each second when idle."""
+
     stats: Stats
     unfinished: int  # sequences: with work and no progress the engine is hung
 
 
 class Failed(msgspec.Struct, tag="failed"):
+    """The start failed; the process ends."""
+
     code: str
     message: str
 

@@ -38,6 +38,7 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
+        """Whether every answer has ended."""
         return all(output.finish_reason is not None for output in self.outputs)
 
     def apply(self, event: Event) -> CompletionDelta:

@@ -30,7 +30,7 @@ class Started:
     facts: dict[str, object] = field(default_factory=dict)
 
 
-def start_engine(options: Options, on_phase: OnPhase = lambda phase, seconds: None) -> Started:
+def start_engine(options: Options, on_phase: OnPhase = lambda _phase, _seconds: None) -> Started:
     """Load the model, fit memory, warm up.
 
     Raises `PlaitError`: `ConfigError` or `ModelUnsupported` with the exact cause.
@@ -54,9 +54,7 @@ def start_engine(options: Options, on_phase: OnPhase = lambda phase, seconds: No
     with phase("load model"):
         loaded = load_model(options)
     with phase("load tokenizer"):
-        tokenizer = Tokenizer.load(
-            loaded.tokenizer_source, chat_template=options.chat_template
-        )
+        tokenizer = Tokenizer.load(loaded.tokenizer_source, chat_template=options.chat_template)
     with phase("allocate KV"):
         executor = loaded.executor
         fit = budget.fit(

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -88,7 +88,7 @@ class ProcessClient:
         cls,
         options: Options,
         *,
-        on_phase: Callable[[str, float], None] = lambda phase, seconds: None,
+        on_phase: Callable[[str, float], None] = lambda _phase, _seconds: None,
         hang_s: float = HANG_S,
     ) -> ProcessClient:
         """Start an engine and wait until it serves. Raises `PlaitError` with the cause."""
@@ -105,22 +105,27 @@ class ProcessClient:
 
     @property
     def config(self) -> EngineConfig | None:
+        """See `EngineClient.config`."""
         return self._config
 
     @property
     def stats(self) -> Stats:
+        """See `EngineClient.stats`."""
         return self._stats
 
     @property
     def ready(self) -> bool:
+        """See `EngineClient.ready`."""
         return not self._reason and not self._draining
 
     @property
     def healthy(self) -> bool:
+        """See `EngineClient.healthy`."""
         return not self._reason and self._silence_s() < self._hang_s
 
     @property
     def unhealthy_reason(self) -> str:
+        """See `EngineClient.unhealthy_reason`."""
         if self._reason or self._draining:
             return self._reason or "the server is shutting down"
         silence = self._silence_s()
@@ -201,7 +206,11 @@ class ProcessClient:
             elif isinstance(message, Failed):
                 raise by_code(message.code)(message.message)
             elif isinstance(message, Ready):
-                self._config, self.facts, self.phases = message.config, message.facts, message.phases
+                self._config, self.facts, self.phases = (
+                    message.config,
+                    message.facts,
+                    message.phases,
+                )
                 self._reason = ""
                 return
 
@@ -342,4 +351,4 @@ class _EngineProcess:
 
 def _short_temp_dir() -> str | None:
     """A directory whose socket paths stay under the 107 bytes that Unix sockets allow."""
-    return "/tmp" if len(tempfile.gettempdir()) > 60 and os.path.isdir("/tmp") else None
+    return "/tmp" if len(tempfile.gettempdir()) > 60 and Path("/tmp").is_dir() else None
