@@ -1,0 +1,106 @@
+// One vector of floats, the way kernels see it, for any processor.
+//
+// Kernels are templates over a vector type with the members of PlainVec below; vec_avx2.h and
+// vec_avx512.h hold the others. Everything here has internal linkage on purpose: files for
+// different instruction sets include this header, and a function they shared would be merged by
+// the linker into one copy, perhaps one that the processor at hand cannot run. For the same reason
+// kernels call nothing of the standard library that is not a plain type.
+//
+// A bf16 value is handled as uint16_t, a pair of neighbours as the uint32_t they form in memory.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace plait {
+namespace {
+
+// Loops over registers must be unrolled wholly, or arrays of them would live in memory.
+#define PLAIT_UNROLL _Pragma("GCC unroll 32")
+
+inline float bf16_to_float(uint16_t value) {
+  const uint32_t bits = static_cast<uint32_t>(value) << 16;
+  float result;
+  std::memcpy(&result, &bits, sizeof(result));
+  return result;
+}
+
+// Rounds to nearest even, as torch does, and makes every NaN torch's NaN.
+inline uint16_t float_to_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  if (value != value) return 0x7fc0;
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+struct PlainVec {
+  static constexpr size_t kLanes = 4;
+  static constexpr size_t kRegisters = 16;
+  typedef float F __attribute__((vector_size(16)));
+  typedef uint32_t Bits __attribute__((vector_size(16)));
+
+  static F zero() { return F{}; }
+  static F broadcast(float value) { return F{value, value, value, value}; }
+  static F load(const float* p) {
+    F v;
+    std::memcpy(&v, p, sizeof(v));
+    return v;
+  }
+  static void store(float* p, F v) { std::memcpy(p, &v, sizeof(v)); }
+  static F load(const uint16_t* p) {
+    return F{bf16_to_float(p[0]), bf16_to_float(p[1]), bf16_to_float(p[2]), bf16_to_float(p[3])};
+  }
+  static void store(uint16_t* p, F v) {
+    for (size_t i = 0; i < kLanes; ++i) p[i] = float_to_bf16(v[i]);
+  }
+
+  static F add(F a, F b) { return a + b; }
+  static F sub(F a, F b) { return a - b; }
+  static F mul(F a, F b) { return a * b; }
+  static F div(F a, F b) { return a / b; }
+  static F fma(F a, F b, F c) { return a * b + c; }
+  static F min(F a, F b) { return select(a < b, a, b); }
+  static F max(F a, F b) { return select(a > b, a, b); }
+  // Rounds to the nearest whole number; for |v| < 2^22.
+  static F round(F v) {
+    const F magic = broadcast(12582912.0f);  // 1.5 * 2^23: no fraction bits are left beside it
+    return (v + magic) - magic;
+  }
+  // 2 to the power of a whole number in [-126, 127].
+  static F exp2_whole(F v) {
+    Bits bits;
+    for (size_t i = 0; i < kLanes; ++i)
+      bits[i] = static_cast<uint32_t>(static_cast<int>(v[i]) + 127) << 23;
+    return as_float(bits);
+  }
+  static float sum(F v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+
+  // Pairs of bf16 values, one pair a lane.
+  static Bits load_pairs(const uint16_t* p) {
+    Bits v;
+    std::memcpy(&v, p, sizeof(v));
+    return v;
+  }
+  static F first_of_pairs(Bits v) { return as_float(v << 16); }
+  static F second_of_pairs(Bits v) { return as_float(v & 0xffff0000u); }
+
+ private:
+  typedef int32_t Mask __attribute__((vector_size(16)));
+  static F as_float(Bits v) {
+    F result;
+    std::memcpy(&result, &v, sizeof(result));
+    return result;
+  }
+  static F select(Mask mask, F a, F b) {
+    Bits x, y;
+    std::memcpy(&x, &a, sizeof(x));
+    std::memcpy(&y, &b, sizeof(y));
+    const Bits m = (Bits)mask;
+    return as_float((x & m) | (y & ~m));
+  }
+};
+
+}  // namespace
+}  // namespace plait
