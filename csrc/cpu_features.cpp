@@ -44,8 +44,8 @@ CpuIsa cpu_isa() {
   if (wish == nullptr || *wish == '\0') return best_cpu_isa();
   const CpuIsa isa = parse(wish);
   if (isa > best_cpu_isa()) {
-    throw std::runtime_error(std::string("PLAIT_CPU_ISA=") + wish + ": this processor has no more than " +
-                             cpu_isa_name(best_cpu_isa()));
+    throw std::runtime_error(std::string("PLAIT_CPU_ISA=") + wish +
+                             ": this processor has no more than " + cpu_isa_name(best_cpu_isa()));
   }
   return isa;
 }

@@ -1,0 +1,125 @@
+#include "paged_attention.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "paged_attention_kernel.h"
+
+namespace plait {
+namespace {
+
+// A thread's scratch, kept between calls.
+class Scratch {
+ public:
+  float* at_least(size_t floats) {
+    if (floats > size_) {
+      data_.reset();
+      size_ = 0;
+      data_.reset(new (kAlignment) float[floats]());
+      size_ = floats;
+    }
+    return data_.get();
+  }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+  struct Free {
+    void operator()(float* p) const { ::operator delete[](p, kAlignment); }
+  };
+  std::unique_ptr<float, Free> data_;
+  size_t size_ = 0;
+};
+
+thread_local Scratch thread_scratch;
+
+struct Work {
+  std::vector<AttentionItem> items;
+  double multiply_adds = 0;  // about
+};
+
+// Cuts the spans into items; those of one sequence and its heads stand together, as their pages do.
+Work cut(const AttentionProblem& p) {
+  Work work;
+  const int64_t group = p.num_heads / p.num_kv_heads;
+  const int64_t tile_tokens = std::max<int64_t>(1, kTileRows / group);
+  for (int64_t s = 0; s < p.num_spans; ++s) {
+    const int64_t tokens = p.query_start[s + 1] - p.query_start[s];
+    for (int64_t first = 0; first < tokens; first += tile_tokens) {
+      AttentionItem item;
+      item.span = static_cast<int32_t>(s);
+      item.first_token = static_cast<int32_t>(first);
+      item.num_tokens = static_cast<int32_t>(std::min(tile_tokens, tokens - first));
+      for (int64_t head = 0; head < p.num_kv_heads; ++head) {
+        item.kv_head = static_cast<int32_t>(head);
+        work.items.push_back(item);
+      }
+    }
+    const int64_t keys = p.window == 0 ? p.seq_lens[s] : std::min<int64_t>(p.seq_lens[s], p.window);
+    work.multiply_adds +=
+        2.0 * static_cast<double>(tokens * p.num_heads) * static_cast<double>(keys * p.head_size);
+  }
+  return work;
+}
+
+// Less than this is not worth another thread: about 20 µs.
+constexpr double kMultiplyAddsPerThread = 400'000;
+
+}  // namespace
+
+AttentionKernels attention_kernels_plain() {
+  return make_attention_kernels<FloatScores<PlainVec>, WidenScores<PlainVec>, PlainTranspose>();
+}
+
+AttentionKernels attention_kernels(CpuIsa isa) {
+#if PLAIT_HAS_X86_SOURCES
+  switch (isa) {
+    case CpuIsa::kAvx512Bf16:
+      return attention_kernels_avx512_bf16();
+    case CpuIsa::kAvx512:
+      return attention_kernels_avx512();
+    case CpuIsa::kAvx2:
+      return attention_kernels_avx2();
+    case CpuIsa::kPlain:
+      break;
+  }
+#else
+  (void)isa;
+#endif
+  return attention_kernels_plain();
+}
+
+size_t attention_scratch_floats(const AttentionProblem& p) {
+  const int64_t rows = std::max(kTileRows, p.num_heads / p.num_kv_heads);
+  return static_cast<size_t>(AttentionScratch(nullptr, rows, p.head_size).size);
+}
+
+void paged_attention(const AttentionProblem& problem, CpuIsa isa, int64_t num_threads,
+                     const RunWorkers& run_workers) {
+  const Work work = cut(problem);
+  if (work.items.empty()) return;
+  const AttentionKernels kernels = attention_kernels(isa);
+  const AttentionKernel kernel = problem.is_bf16 ? kernels.bfloat16 : kernels.float32;
+  const size_t scratch_floats = attention_scratch_floats(problem);
+
+  // Workers take items one by one: causal items differ in size, and cores in speed.
+  std::atomic<size_t> next{0};
+  const auto worker = [&](int64_t) {
+    float* const scratch = thread_scratch.at_least(scratch_floats);
+    for (size_t i = next++; i < work.items.size(); i = next++) {
+      kernel(problem, work.items[i], scratch);
+    }
+  };
+  const auto worth = static_cast<int64_t>(work.multiply_adds / kMultiplyAddsPerThread);
+  const int64_t workers =
+      std::min({num_threads, static_cast<int64_t>(work.items.size()), std::max<int64_t>(1, worth)});
+  if (workers == 1) {
+    worker(0);
+  } else {
+    run_workers(workers, worker);
+  }
+}
+
+}  // namespace plait

@@ -1,0 +1,22 @@
+"""The operations a model is made of, one file each.
+
+A file holds the contract, a plain torch reference, a maker of inputs, the tolerance with its
+reason, and the choice of implementation: the C++ kernel on a CPU, the reference elsewhere or where
+the library is not built. Rows never influence each other: in a kernel, a row's bits are the same
+alone and in any batch.
+
+    op                file                 kernels
+    kv_write          kv_write.py          csrc/kv_write.*
+    paged_attention   paged_attention.py   csrc/paged_attention*
+    linear            linear.py            csrc/linear*
+    rms_norm          rms_norm.py
+
+Suffixes and symbols of shapes, the same everywhere:
+
+    T    rows (tokens) of a step           S    spans of a step
+    R    rows whose logits are wanted      V    vocabulary
+    Hq   query heads                       Hkv  KV heads; H where either is meant
+    D    size of a head, or of a row       L    layers of a KV group
+    K    inputs of a linear layer          N    outputs of a linear layer
+    B    blocks in a block table's row
+"""
