@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AttentionInterface
 
 from plait.platform.batch import StepBatch
@@ -94,9 +93,6 @@ class PagedSite:
         step = self.step
         group = step.groups[self.group]
         query_THD, key_THD, value_THD = (x[0].transpose(0, 1) for x in (query, key, value))
-        value_size = value_THD.shape[-1]
-        if value_size != key_THD.shape[-1]:
-            value_THD = functional.pad(value_THD, (0, key_THD.shape[-1] - value_size))
         kv_write(group.pages, self.layer, key_THD, value_THD, group.slot_mapping)
         output = paged_attention(
             query_THD,
@@ -110,4 +106,4 @@ class PagedSite:
             softcap=options.get("softcap"),
             sinks=options.get("s_aux"),
         )
-        return output[None, :, :, :value_size]
+        return output[None, :, :, : value.shape[-1]]

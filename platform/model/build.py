@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from plait.platform.config import KVGroup
 from plait.platform.errors import ModelUnsupported
@@ -146,8 +146,8 @@ def _open_source(checkpoint: Checkpoint, model: Any) -> tuple[TensorSource, Load
 class _Given(nn.Module):
     """Stands for the backbone in `Skeleton.head`: answers with the rows it is given."""
 
-    def forward(self, inputs_embeds: Tensor, **_: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> MoeModelOutputWithPast:
+        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
 
 
 def _head_of(model: Any) -> nn.Module:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from plait.platform.batch import StepBatch
 from plait.platform.config import CacheConfig, KVGroup, ModelInfo
-from plait.platform.kv.pages import allocate_pages
+from plait.platform.kv.pages import create_pages
 from plait.platform.model.attention import GroupStep, PagedSite, StepContext
 from plait.platform.model.build import Skeleton
 
@@ -47,8 +47,7 @@ class TorchExecutor:
         """Create the page tensors of every group."""
         nothing = torch.empty(0, dtype=torch.int64)
         self._step.groups[:] = [
-            GroupStep(allocate_pages(group, cache.block_size, cache.dtype), nothing, nothing)
-            for group in cache.groups
+            GroupStep(pages, nothing, nothing) for pages in create_pages(cache)
         ]
 
     @torch.inference_mode()

@@ -14,15 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, dequantize
+from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, dequantize, get_tensor_name_map
 from torch import Tensor
 from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
 from transformers.integrations.gguf.reader import GgufHeader, TensorInfo
-from transformers.modeling_gguf_pytorch_utils import (
-    TENSOR_PROCESSORS,
-    TensorProcessor,
-    get_gguf_hf_weights_map,
-)
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from plait.platform.errors import ModelUnsupported
 from plait.platform.gguf_metadata import read_gguf_metadata
@@ -159,7 +155,7 @@ class GgufFile:
         self._infos = {info.name: info for info in header.tensors}
         make = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)
         self._processor = make(config=model.config.to_dict())
-        self._names = get_gguf_hf_weights_map(model, self._processor)
+        self._names = _tensor_names(header.architecture, model, self._processor)
         self.rope_factors = self._take_rope_factors()
         self._parts: dict[str, list[TensorInfo]] = {}
         unknown = []
@@ -182,7 +178,7 @@ class GgufFile:
     def _take_rope_factors(self) -> Tensor | None:
         """Llama 3 files carry their rope scaling as divisors of the inverse frequencies."""
         info = self._infos.pop(_ROPE_FACTORS, None)
-        return None if info is None else torch.from_numpy(self._numbers(info).copy())
+        return None if info is None else _own(self._numbers(info))
 
     def _shape(self, model: Any, name: str) -> Shape:
         """What `read` will give: stored shapes, or the model's where parts are joined."""
@@ -210,5 +206,29 @@ class GgufFile:
                 parsed_parameters=joined,
             )
             if result.name is not None:
-                tensor = torch.from_numpy(np.ascontiguousarray(result.weights))
+                tensor = _own(result.weights)
         return joined["tensors"][name] if tensor is None else tensor
+
+
+def _own(numbers: np.ndarray) -> Tensor:
+    """A tensor in memory of its own: fp32 tensors come as views of the file."""
+    return torch.from_numpy(np.require(numbers, requirements=["C", "W"]))
+
+
+def _tensor_names(architecture: str, model: Any, processor: TensorProcessor) -> dict[str, str]:
+    """GGUF tensor name → name of the model's parameter.
+
+    transformers has the same, but makes gguf's table anew for every module of the model.
+    """
+    kind = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    table = get_tensor_name_map(kind, model.config.num_hidden_layers)
+    names: dict[str, str] = {}
+    for parameter in map(processor.preprocess_name, model.state_dict()):
+        stem, dot, ending = parameter.rpartition(".")
+        suffix = dot + ending if ending in ("weight", "bias") else ""
+        found = table.get_name(stem if suffix else parameter)
+        if found is None:
+            processor.perform_fallback_tensor_mapping(names, suffix, "", parameter)
+        else:
+            names[found + suffix] = parameter
+    return names
