@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import jinja2
+import jinja2.defaults
 import jinja2.ext
 import jinja2.meta
 import jinja2.sandbox
@@ -20,7 +21,7 @@ import jinja2.sandbox
 from plait.platform.errors import BadRequest, ConfigError
 
 # What every template is given; a client's `chat_template_kwargs` cannot replace these.
-_GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_GIVEN = frozenset({"messages", "tools", "add_generation_prompt"})
 # Private-use characters: no message has them. The space tells whether the template trims.
 _END_MARK = "\ue000END_OF_FINAL_MESSAGE\ue001"
 _PROBE = "plaitprobe"
@@ -52,7 +53,6 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
@@ -60,8 +60,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text. Raises `BadRequest` with the template's own message where it refuses.
 
-        `template_kwargs` may hold variables that the template reads; others must stand in
-        `allowed_kwargs` (known to be harmless where they have no effect), else they are refused.
+        `template_kwargs` may hold variables that the template reads (`documents`, say); others
+        must stand in `allowed_kwargs` (known to be harmless without effect), else are refused.
         """
         if continue_final_message and add_generation_prompt:
             raise BadRequest(
@@ -76,9 +76,8 @@ class ChatTemplate:
         text = self._render(
             messages=chat,
             tools=_plain(tools) or None,
-            documents=_plain(documents) or None,
             add_generation_prompt=add_generation_prompt,
-            **extra,
+            **{"documents": None, **extra},
         )
         return _cut_at_mark(text) if continue_final_message else text
 
@@ -98,7 +97,6 @@ class ChatTemplate:
             text = self._render(
                 messages=[{"role": "user", "content": content}],
                 tools=None,
-                documents=None,
                 add_generation_prompt=False,
             )
         except BadRequest:
@@ -209,8 +207,8 @@ def _tojson(
     )
 
 
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -227,7 +225,7 @@ _GLOBAL_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "raise_exception": _raise_exception,
     "strftime_now": _strftime_now,
 }
-_GLOBALS = frozenset({*_GLOBAL_FUNCTIONS, "range", "dict", "namespace", "lipsum", "cycler", "joiner"})
+_GLOBALS = frozenset(_GLOBAL_FUNCTIONS) | frozenset(jinja2.defaults.DEFAULT_NAMESPACE)
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:

@@ -15,9 +15,7 @@ from plait.platform.core import TokenLogprobs
 from plait.platform.token_filters import largest
 
 
-def token_logprobs(
-    logits: npt.NDArray[np.float32], token_id: int, num_top: int
-) -> TokenLogprobs:
+def token_logprobs(logits: npt.NDArray[np.float32], token_id: int, num_top: int) -> TokenLogprobs:
     """Log-probability and rank of `token_id`, and the `num_top` most likely tokens.
 
     `logits`: [V] fp32, no NaN, the largest finite. Of equal tokens the lower id ranks first.

@@ -61,9 +61,7 @@ class Noise:
         """Standard Gumbel noise, fp64, for each of `ids` or for the whole vocabulary."""
         return _gumbel(self.bits(key, ids))
 
-    def argmax(
-        self, key: int, logits: Floats, temperature: float, ids: Ints | None = None
-    ) -> int:
+    def argmax(self, key: int, logits: Floats, temperature: float, ids: Ints | None = None) -> int:
         """Index into `logits` of the largest `logits / temperature + noise`, in fp64.
 
         `logits`: [N] fp32, no NaN, the largest finite; `ids`: token of each, None where N is the

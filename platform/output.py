@@ -31,8 +31,9 @@ class OutputText:
     ) -> None:
         table = tokenizer.bytes_table
         hidden = table.special_ids if params.skip_special_tokens else frozenset()
+        shown = (t for t in reversed(prompt_token_ids) if t not in hidden and table.piece(t))
         self._pieces = table.stream(
-            at_start=not any(t not in hidden and table.piece(t) for t in reversed(prompt_token_ids)),
+            at_start=next(shown, None) is None,
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         )

@@ -50,6 +50,7 @@ class Histories:
         self._histories: OrderedDict[int, History] = OrderedDict()
 
     def of(self, seq: Sequence) -> History:
+        """The history of `seq`, kept or new."""
         history = self._histories.pop(seq.seq_id, None)
         if history is None or history.sequence is not seq:
             # Placeholders of images may lie outside the vocabulary.

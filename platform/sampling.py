@@ -62,7 +62,7 @@ class Sampler:
         """
         results = [SpanResult() for _ in plan.spans]
         with np.errstate(all="ignore"):
-            for group in _groups(plan, batch):
+            for group in _groups(plan):
                 rows = np.concatenate([_sample_rows(batch, s) for s in group])
                 logits = iter(self._logits(hidden, rows, executor))
                 for s in group:
@@ -149,7 +149,7 @@ _NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 
 
 def _check(row: Floats, best: int) -> None:
-    """numpy's argmax finds NaN first, so that the best value tells about the whole row."""
+    """Refuse a row whose best value is not finite: argmax finds NaN first."""
     if not np.isfinite(row[best]):
         raise _NoToken(_NOT_FINITE)
 
@@ -159,7 +159,7 @@ def _sample_rows(batch: StepBatch, s: int) -> np.ndarray:
     return rows
 
 
-def _groups(plan: StepPlan, batch: StepBatch) -> Iterator[list[int]]:
+def _groups(plan: StepPlan) -> Iterator[list[int]]:
     """Runs of spans that sample, whole spans, of at most MAX_LOGIT_ROWS rows (or one span)."""
     group: list[int] = []
     num_rows = 0
@@ -178,6 +178,4 @@ def _groups(plan: StepPlan, batch: StepBatch) -> Iterator[list[int]]:
 def _with_prompt(result: SpanResult, prompt: tuple[TokenLogprobs, ...] | str) -> SpanResult:
     if isinstance(prompt, str):
         return SpanResult(error=prompt)
-    return SpanResult(
-        token_ids=result.token_ids, logprobs=result.logprobs, prompt_logprobs=prompt
-    )
+    return SpanResult(token_ids=result.token_ids, logprobs=result.logprobs, prompt_logprobs=prompt)

@@ -133,6 +133,7 @@ class PieceStream:
     after_close: bool = False
 
     def next(self, token_id: int) -> bytes:
+        """The bytes that `token_id` adds to the text; none for a skipped one."""
         if token_id in self.skipped_ids:
             return b""
         piece = self.table.piece(token_id)

@@ -24,17 +24,18 @@ _CHUNK = 64
 def largest(values: Floats, k: int) -> Ints:
     """Indices of the k largest values, best first, of equal values the lowest index first.
 
-    The k-th largest of the maxima of 64 interleaved slices' columns is a bound that at least k
-    values reach; only those that reach it are sorted (0.04 instead of 7 ms for 49,152 values).
+    A bound that at least k values reach comes first, and only what reaches it is sorted. For
+    small k the bound is the k-th largest maximum of columns (0.04 ms for 49,152 values), else the
+    k-th largest value itself (0.1 ms; sorting all takes 7 ms).
     """
     n = len(values)
     columns = n // _CHUNK
     if 4 * k <= columns:
-        maxima = values[: columns * _CHUNK].reshape(_CHUNK, columns).max(axis=0)
-        bound = np.partition(maxima, columns - k)[columns - k]
-        candidates = np.flatnonzero(values >= bound)
+        pool = values[: columns * _CHUNK].reshape(_CHUNK, columns).max(axis=0)
     else:
-        candidates = np.arange(n)
+        pool = values
+    place = len(pool) - min(k, n)
+    candidates = np.flatnonzero(values >= np.partition(pool, place)[place])
     order = np.argsort(-values[candidates], kind="stable")
     return candidates[order[:k]]
 
@@ -75,21 +76,23 @@ def nucleus(logits: Floats, temperature: float, top_p: float, *, num_sorted: int
         cut = int(np.searchsorted(np.cumsum(_mass(weights[best])), goal)) + 1
         if cut <= len(best):
             return np.sort(best[:cut])
-    return _nucleus_by_bins(scaled, _mass(weights), goal)
+    return _nucleus_by_bins(logits, scaled, _mass(weights), goal)
 
 
 def _mass(weights: Floats) -> npt.NDArray[np.float64]:
     return np.rint(weights.astype(np.float64) * _UNITS)
 
 
-def _nucleus_by_bins(scaled: Floats, mass: npt.NDArray[np.float64], goal: float) -> Ints:
+def _nucleus_by_bins(
+    logits: Floats, scaled: Floats, mass: npt.NDArray[np.float64], goal: float
+) -> Ints:
     """Take whole bins of like probability, and sort only the bin in which the goal is reached."""
     depth = np.minimum(scaled * np.float32(-_BINS_PER_NAT), np.float32(_NUM_BINS - 1))
     bins = depth.astype(np.int64)
     reached = np.cumsum(np.bincount(bins, weights=mass, minlength=_NUM_BINS))
     last = min(int(np.searchsorted(reached, goal)), _NUM_BINS - 1)
     border = np.flatnonzero(bins == last)
-    border = border[np.argsort(-scaled[border], kind="stable")]
+    border = border[np.argsort(-logits[border], kind="stable")]
     before = reached[last - 1] if last else 0.0
     cut = int(np.searchsorted(before + np.cumsum(mass[border]), goal)) + 1
     return np.sort(np.concatenate((np.flatnonzero(bins < last), border[:cut])))

@@ -54,7 +54,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Highest token id + 1, added tokens included. A model's vocabulary may be padded beyond."""
+        """Highest token id + 1, added tokens included. A model's may be padded beyond it."""
         return self._bytes.vocab_size
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -95,6 +95,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
+        """Whether `render_chat` can work."""
         return bool(self._templates)
 
     def render_chat(
@@ -102,7 +103,6 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
@@ -112,7 +112,6 @@ class Tokenizer:
         return self._template(bool(tools)).render(
             messages,
             tools=tools,
-            documents=documents,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,

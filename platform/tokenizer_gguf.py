@@ -29,33 +29,39 @@ _DIGITS_GPT2 = (r"\p{N}", *_GPT2)
 _LLAMA3 = (rf"{_CONTRACTION}|{_WORDS}|\p{{N}}{{1,3}}|{_TAIL}",)
 _QWEN2 = (rf"{_CONTRACTION}|{_WORDS}|\p{{N}}|{_TAIL}",)
 _QWEN35 = (
-    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    (
+        rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+        r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
 )
 _TEKKEN = (rf"{_CASED % ('', '')}|\p{{N}}|{_SLASH_TAIL}",)
 _GPT4O = (rf"{_CASED % (_CONTRACTION + '?', _CONTRACTION + '?')}|\p{{N}}{{1,3}}|{_SLASH_TAIL}",)
+_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "pixtral")
 _PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "exaone4", "trillion"), _GPT2),
     **dict.fromkeys(
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
         _DIGITS_GPT2,
     ),
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "pixtral", "smaug-bpe", "dbrx")
-        + ("glm4", "chatglm-bpe"),
-        _LLAMA3,
-    ),
+    **dict.fromkeys((*_LLAMA3_NAMES, "smaug-bpe", "dbrx", "glm4", "chatglm-bpe"), _LLAMA3),
     **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "hunyuan"), _QWEN2),
     "qwen35": _QWEN35,
     "tekken": _TEKKEN,
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
 }
 # Whole words of the vocabulary are taken before merges; and bos is added unless the file says no.
-_IGNORE_MERGES = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "pixtral", "tekken"})
-_ADD_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "pixtral", "tekken"})
+_IGNORE_MERGES = _ADD_BOS = frozenset({*_LLAMA3_NAMES, "tekken"})
 # Control tokens that end a turn. Older files name only the end of the document as eos.
 _TURN_ENDS = frozenset(
-    {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endofturn|>"}
+    {
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<|endofturn|>",
+    }
 )
 
 
@@ -80,6 +86,7 @@ class GGUFVocabulary:
 
     @property
     def bos_token_id(self) -> int | None:
+        """The token that begins a text, where the file names one."""
         return self._token_id("bos")
 
     def _token_id(self, name: str) -> int | None:
@@ -106,6 +113,7 @@ class GGUFVocabulary:
         return {f"{name}_token": self.tokens[i] for name, i in ids.items() if i is not None}
 
     def chat_templates(self) -> dict[str, str]:
+        """Chat templates by name; the one without a name is "default"."""
         prefix = "tokenizer.chat_template"
         named = {
             key.removeprefix(prefix).removeprefix(".") or "default": value
@@ -135,7 +143,8 @@ class GGUFVocabulary:
         return vocab
 
     def _byte_level(self) -> Backend:
-        from tokenizers import Regex, Tokenizer as Backend, decoders, models, pre_tokenizers
+        from tokenizers import Regex, decoders, models, pre_tokenizers
+        from tokenizers import Tokenizer as Backend
 
         pre = self._get("pre", "default")
         if pre not in _PRE_TOKENIZERS:
@@ -155,10 +164,11 @@ class GGUFVocabulary:
         return backend
 
     def _sentence_piece(self) -> Backend:
-        from tokenizers import Tokenizer as Backend, decoders, models, normalizers
+        from tokenizers import Tokenizer as Backend
+        from tokenizers import decoders, models, normalizers
 
         vocab = self._vocab()
-        unknown = next((t for t, k in zip(self.tokens, self._types, strict=True) if k == _UNKNOWN), None)
+        unknown = self.tokens[self._types.index(_UNKNOWN)] if _UNKNOWN in self._types else None
         backend = Backend(
             models.BPE(
                 vocab=vocab,
@@ -198,7 +208,8 @@ class GGUFVocabulary:
 
         by_default = self.kind == "llama" or self._get("pre") in _ADD_BOS
         bos, eos = self._token_id("bos"), self._token_id("eos")
-        head = [self.tokens[bos]] if bos is not None and self._get("add_bos_token", by_default) else []
-        tail = [self.tokens[eos]] if eos is not None and self._get("add_eos_token", False) else []
+        add_bos, add_eos = self._get("add_bos_token", by_default), self._get("add_eos_token", False)
+        head = [self.tokens[bos]] if add_bos and bos is not None else []
+        tail = [self.tokens[eos]] if add_eos and eos is not None else []
         if head or tail:
             set_post_processor(backend, head, tail)
