@@ -124,6 +124,11 @@ class ProcessClient:
         return not self._reason and self._silence_s() < self._hang_s
 
     @property
+    def engine_pid(self) -> int | None:
+        """The engine's process id, for logs and tests."""
+        return None if self._engine is None else self._engine.pid
+
+    @property
     def unhealthy_reason(self) -> str:
         """See `EngineClient.unhealthy_reason`."""
         if self._reason or self._draining:
@@ -315,6 +320,11 @@ class _EngineProcess:
             start_new_session=True,
         )
         return cls(process, socket, context, directory)
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
 
     async def receive(self, timeout_s: float) -> FromEngine | None:
         """The next message; None when the process ended or said nothing for `timeout_s`."""

@@ -1,0 +1,101 @@
+"""Memory: what is chosen fits, what is asked and cannot be is refused with a value that can."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.history_executor import model_info
+
+from plait.platform.budget import fit
+from plait.platform.config import KVGroup, Options
+from plait.platform.errors import ConfigError
+
+MODEL = replace(model_info(), context_length=8192, weight_bytes=1 << 28)
+FULL = KVGroup(layers=tuple(range(30)), window=None, num_kv_heads=3, head_size=64)
+WINDOW = KVGroup(layers=tuple(range(10)), window=512, num_kv_heads=3, head_size=64)
+GIB = 1 << 30
+
+
+def size(groups: tuple[KVGroup, ...], block_size: int = 16) -> int:
+    return sum(g.num_blocks * g.bytes_per_block(block_size, 2) for g in groups)
+
+
+@given(
+    available=st.integers(0, 64 * GIB),
+    groups=st.sampled_from([(FULL,), (FULL, WINDOW), (WINDOW,)]),
+    max_model_len=st.none() | st.integers(1, 8192),
+    max_num_seqs=st.none() | st.integers(1, 300),
+    utilization=st.floats(0.01, 1.0),
+)
+def test_what_is_chosen_fits(
+    available: int,
+    groups: tuple[KVGroup, ...],
+    max_model_len: int | None,
+    max_num_seqs: int | None,
+    utilization: float,
+) -> None:
+    options = Options(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        memory_utilization=utilization,
+    )
+    try:
+        got = fit(options, MODEL, groups, "bfloat16", available)
+    except ConfigError:
+        return
+    assert size(got.cache.groups) == got.kv_bytes <= available * utilization
+    bounds = got.scheduler
+    assert bounds.max_model_len <= 8192
+    assert max_model_len is None or bounds.max_model_len == max_model_len
+    assert bounds.max_num_batched_tokens >= bounds.max_num_seqs
+    for group in got.cache.groups:  # one sequence of full length always fits
+        held = bounds.max_model_len
+        if group.window is not None:
+            held = min(held, group.window + bounds.max_num_batched_tokens)
+        assert (group.num_blocks - 1) * 16 >= held
+
+
+def test_an_impossible_length_names_a_length_that_fits() -> None:
+    options = Options(max_model_len=8192)
+    with pytest.raises(ConfigError, match=r"--max-model-len \d+,") as raised:
+        fit(options, MODEL, (FULL,), "bfloat16", 300 << 20)
+    fits = re.search(r"fits: --max-model-len (\d+)", raised.value.message)
+    assert fits is not None
+    got = fit(replace(options, max_model_len=int(fits[1])), MODEL, (FULL,), "bfloat16", 300 << 20)
+    assert got.scheduler.max_model_len == int(fits[1])
+    needed = re.search(r"--kv-cache-memory (\d+)MiB", raised.value.message)
+    assert needed is not None
+    asked = replace(options, kv_cache_bytes=int(needed[1]) << 20)
+    assert fit(asked, MODEL, (FULL,), "bfloat16", GIB).scheduler.max_model_len == 8192
+
+
+def test_without_a_wish_the_context_shrinks_to_what_fits_and_says_so() -> None:
+    got = fit(Options(), MODEL, (FULL,), "bfloat16", 300 << 20)
+    assert got.scheduler.max_model_len < 8192
+    assert any("does not fit" in line for line in got.arithmetic)
+
+
+def test_no_more_is_taken_than_can_be_used() -> None:
+    got = fit(Options(max_num_seqs=2), MODEL, (FULL,), "bfloat16", 60 * GIB)
+    assert got.cache.num_tokens <= 2 * (8192 + 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        (Options(max_model_len=10_000), "--max-model-len 8192"),
+        (Options(max_num_seqs=32, max_num_batched_tokens=8), "--max-num-seqs 8"),
+        (Options(kv_cache_bytes=9 * GIB), "--kv-cache-memory"),
+        (Options(memory_utilization=1.5), "--memory-utilization"),
+        (Options(block_size=0), "--block-size"),
+        (Options(max_num_seqs=0), "--max-num-seqs"),
+    ],
+)
+def test_a_wish_that_cannot_be_names_its_flag(options: Options, flag: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        fit(options, MODEL, (FULL,), "bfloat16", 8 * GIB)
+    assert flag in raised.value.message

@@ -1,0 +1,123 @@
+"""The offline API on a tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from plait import (
+    LLM,
+    BadRequest,
+    ConfigError,
+    ContextLengthExceeded,
+    FinishReason,
+    InvalidParameter,
+    SamplingParams,
+)
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+KV = 8 << 20
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Callable[[str], Path]) -> Iterator[LLM]:
+    with LLM(str(checkpoint("llama")), kv_cache_bytes=KV, num_threads=1) as made:
+        yield made
+
+
+def test_outputs_carry_text_ids_logprobs_and_reasons(llm: LLM) -> None:
+    params = SamplingParams(
+        temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=3, prompt_logprobs=1
+    )
+    (output,) = llm.generate("The quick brown fox", params)
+    answer = output.outputs[0]
+    assert output.prompt == "The quick brown fox"
+    assert output.prompt_token_ids == llm.tokenizer.encode("The quick brown fox")
+    assert answer.text == llm.tokenizer.decode(answer.token_ids)
+    assert answer.finish_reason is FinishReason.LENGTH
+    assert answer.logprobs is not None
+    assert [entry.token_id for entry in answer.logprobs] == answer.token_ids
+    assert all(len(entry.top) == 3 and entry.rank == 1 for entry in answer.logprobs)
+    assert answer.cumulative_logprob == pytest.approx(sum(e.logprob for e in answer.logprobs))
+    assert output.prompt_logprobs is not None
+    assert [e.token_id for e in output.prompt_logprobs] == output.prompt_token_ids[1:]
+
+
+def test_text_token_ids_and_mappings_are_the_same_prompt(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("Hello world")
+    texts = [
+        llm.generate(prompt, GREEDY)[0].outputs[0].token_ids
+        for prompt in ("Hello world", ids, {"prompt_token_ids": ids}, {"prompt": "Hello world"})
+    ]
+    assert all(text == texts[0] for text in texts)
+
+
+def test_a_second_prompt_like_the_first_is_found_in_the_cache(llm: LLM) -> None:
+    prompt = [7, 8, 9] * 20
+    first, second = (llm.generate([prompt], GREEDY)[0] for _ in range(2))
+    assert first.num_cached_tokens == 0
+    assert second.num_cached_tokens == 48
+    assert second.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+def test_streams_equal_the_batch_and_may_be_woven(llm: LLM) -> None:
+    prompts = ["One two", "The sea"]
+    whole = [output.outputs[0].text for output in llm.generate(prompts, GREEDY)]
+    texts = ["", ""]
+    streams = [llm.stream(prompt, GREEDY) for prompt in prompts]
+    for pair in zip(*streams, strict=True):
+        for i, delta in enumerate(pair):
+            texts[i] += delta.text
+    assert texts == whole
+
+
+def test_leaving_a_stream_frees_its_blocks(llm: LLM) -> None:
+    for _ in llm.stream("One two", GREEDY):
+        break
+    llm.generate("x", GREEDY)
+    assert llm._engine.stats.kv_usage == 0
+    assert llm._engine.stats.num_running == 0
+
+
+def test_chat_goes_through_the_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    (output,) = llm.chat(messages, GREEDY)
+    assert output.prompt == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    two = llm.chat([messages, messages], GREEDY)
+    assert [o.outputs[0].text for o in two] == [output.outputs[0].text] * 2
+
+
+def test_more_prompts_than_the_queue_holds(checkpoint: Callable[[str], Path]) -> None:
+    path = str(checkpoint("llama"))
+    with LLM(path, max_num_seqs=2, max_num_queued_reqs=1, kv_cache_bytes=KV) as small:
+        outputs = small.generate([[5 + i, 6] for i in range(20)], GREEDY)
+    assert [output.prompt_token_ids for output in outputs] == [[5 + i, 6] for i in range(20)]
+    assert all(len(output.outputs[0].token_ids) == 12 for output in outputs)
+
+
+def test_a_bad_prompt_is_named_before_anything_runs(llm: LLM) -> None:
+    steps = llm._engine.stats.num_steps
+    with pytest.raises(ContextLengthExceeded, match=r"prompt 1: .*600.*512"):
+        llm.generate([[5], [5] * 600], GREEDY)
+    with pytest.raises(BadRequest, match="token id 100000"):
+        llm.generate([[100_000]], GREEDY)
+    with pytest.raises(BadRequest, match="empty"):
+        llm.generate([[]], GREEDY)
+    with pytest.raises(BadRequest, match="token ids"):
+        llm.generate([[1.5]], GREEDY)  # type: ignore[list-item]
+    with pytest.raises(BadRequest, match="2 sampling parameters for 1"):
+        llm.generate("x", [GREEDY, GREEDY])
+    with pytest.raises(InvalidParameter, match="temperature"):
+        SamplingParams(temperature=float("nan"))
+    assert llm._engine.stats.num_steps == steps
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="max_model_len"):
+        LLM("nowhere", max_model_length=5)
+
+
+def test_no_prompts_give_no_outputs(llm: LLM) -> None:
+    assert llm.generate([], GREEDY) == []

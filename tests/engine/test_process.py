@@ -1,0 +1,148 @@
+"""The engine in its own process: streams, aborts, refusals, death and restart."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from plait.platform.config import Options
+from plait.platform.core import Event, FinishReason, Request, SamplingParams
+from plait.platform.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EngineDied,
+    ModelUnsupported,
+    Overloaded,
+)
+from plait.platform.server.process import ProcessClient
+
+pytestmark = pytest.mark.anyio
+LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def options(checkpoint: Callable[[str], Path]) -> Options:
+    return Options(
+        model=str(checkpoint("llama")),
+        kv_cache_bytes=16 << 20,
+        max_num_seqs=8,
+        max_num_queued_reqs=2,
+        num_threads=1,
+        progress=False,
+    )
+
+
+@pytest.fixture
+async def client(options: Options) -> AsyncIterator[ProcessClient]:
+    started = await ProcessClient.start(options, hang_s=3.0)
+    yield started
+    await started.close()
+
+
+def request(name: str, params: SamplingParams = LONG) -> Request:
+    return Request(request_id=name, prompt_token_ids=(5, 6, 7), params=params)
+
+
+async def collect(client: ProcessClient, asked: Request, **rest: float) -> list[Event]:
+    return [event async for event in client.stream(asked, **rest)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_streams_refusals_and_aborts(client: ProcessClient) -> None:
+    assert client.ready
+    assert client.healthy
+    assert client.unhealthy_reason == ""
+    short = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, n=2)
+    events = await collect(client, request("short", short))
+    assert sorted(e.index for e in events if e.finish_reason is FinishReason.LENGTH) == [0, 1]
+    assert sum(len(e.token_ids) for e in events) == 10
+
+    # Leaving a stream gives its blocks back.
+    stream = client.stream(request("left"))
+    async for _ in stream:
+        break
+    await stream.aclose()  # type: ignore[attr-defined]
+    await until(lambda: client.stats.num_running == 0 and client.stats.kv_usage == 0)
+
+    # A cancelled reader does, too.
+    task = asyncio.create_task(collect(client, request("cancelled")))
+    await until(lambda: client.stats.num_running == 1)
+    task.cancel()
+    await until(lambda: client.stats.num_running == 0 and client.stats.kv_usage == 0)
+
+    with pytest.raises(DeadlineExceeded):
+        await collect(client, request("late"), timeout_s=0.05)
+
+    # 8 run, 2 wait, and the next is refused while those go on.
+    tasks = [asyncio.create_task(collect(client, request(f"many-{i}"))) for i in range(10)]
+    await until(lambda: client.stats.num_running == 8)
+    with pytest.raises(Overloaded):
+        await collect(client, request("too-many"))
+    for events in await asyncio.gather(*tasks):
+        assert events[-1].finish_reason is FinishReason.LENGTH
+    await until(lambda: client.stats.kv_usage == 0)
+
+
+async def test_a_killed_engine_fails_what_ran_and_comes_back(client: ProcessClient) -> None:
+    task = asyncio.create_task(collect(client, request("running")))
+    await until(lambda: client.stats.num_running == 1)
+    assert client.engine_pid is not None
+    os.kill(client.engine_pid, signal.SIGKILL)
+    with pytest.raises(EngineDied, match="signal 9"):
+        await task
+    assert not client.ready
+    assert "restarting" in client.unhealthy_reason
+    await until(lambda: client.ready)
+    assert (await collect(client, request("after")))[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_a_hung_engine_is_seen_and_replaced(client: ProcessClient) -> None:
+    task = asyncio.create_task(collect(client, request("running")))
+    await until(lambda: client.stats.num_running == 1)
+    assert client.engine_pid is not None
+    hung = client.engine_pid
+    os.kill(hung, signal.SIGSTOP)
+    with pytest.raises(EngineDied, match="hung"):
+        await task
+    await until(lambda: client.ready)
+    assert client.engine_pid != hung
+
+
+async def test_a_drain_lets_requests_end_and_takes_no_new_ones(client: ProcessClient) -> None:
+    task = asyncio.create_task(collect(client, request("running")))
+    await until(lambda: client.stats.num_running == 1)
+    drain = asyncio.create_task(client.drain(30.0))
+    await until(lambda: not client.ready)
+    with pytest.raises(Overloaded, match="shutting down"):
+        await collect(client, request("new"))
+    assert (await task)[-1].finish_reason is FinishReason.LENGTH
+    await drain
+
+
+async def test_a_drain_that_runs_out_of_time_aborts(client: ProcessClient) -> None:
+    task = asyncio.create_task(collect(client, request("running")))
+    await until(lambda: client.stats.num_running == 1)
+    await client.drain(0.0)
+    assert (await task)[-1].finish_reason is FinishReason.ABORT
+
+
+async def test_a_start_that_fails_says_why(options: Options, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no file or directory"):
+        await ProcessClient.start(Options(model=str(tmp_path / "nothing.gguf")))
+    with pytest.raises(ModelUnsupported, match="config.json"):
+        await ProcessClient.start(Options(model=str(tmp_path)))
