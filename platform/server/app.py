@@ -1,0 +1,150 @@
+"""The HTTP application: layers, routes and errors put together."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from plait.platform.core import InvalidParameter
+from plait.platform.errors import PlaitError
+from plait.platform.server.admission import Admission
+from plait.platform.server.auth import Auth
+from plait.platform.server.chat import chat_router
+from plait.platform.server.completions import completions_router
+from plait.platform.server.context import ServerContext
+from plait.platform.server.errors import handle_error, handle_http_exception
+from plait.platform.server.health import health_router
+from plait.platform.server.lifecycle import run, serve
+from plait.platform.server.limits import BodyLimits
+from plait.platform.server.metrics import Metrics, measure_lag, metrics_router
+from plait.platform.server.models import models_router
+from plait.platform.server.openapi import describe
+from plait.platform.server.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from plait.platform.server.scope import REQUEST_ID_HEADER, RequestScope
+from plait.platform.server.tokenize import tokenize_router
+
+if TYPE_CHECKING:
+    from plait.platform.intake import Intake
+    from plait.platform.server.client import EngineClient
+    from plait.platform.server.settings import ServerSettings
+    from plait.platform.tokenizer import Tokenizer
+
+__all__ = ["create_app", "run", "serve"]
+
+
+def create_app(
+    *,
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    intake: Intake,
+    settings: ServerSettings,
+) -> FastAPI:
+    """The application over one engine; owns `client` and closes it when the server ends."""
+    context = _context(client, tokenizer, intake, settings)
+    app = FastAPI(
+        title="Plait",
+        version=context.version,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        middleware=_layers(context),
+        lifespan=_life,
+        exception_handlers={
+            PlaitError: handle_error,
+            InvalidParameter: handle_error,
+            HTTPException: handle_http_exception,
+        },
+    )
+    app.state.context = context
+    for router in (
+        chat_router,
+        completions_router,
+        models_router,
+        tokenize_router,
+        health_router,
+        metrics_router,
+    ):
+        app.include_router(router(context))
+    describe(app, [ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest])
+    return app
+
+
+def _context(
+    client: EngineClient, tokenizer: Tokenizer, intake: Intake, settings: ServerSettings
+) -> ServerContext:
+    version = _version()
+
+    def model_name() -> str:
+        return context.model_name
+
+    context = ServerContext(
+        client=client,
+        tokenizer=tokenizer,
+        intake=intake,
+        settings=settings,
+        admission=Admission(client, shutdown_timeout_s=settings.shutdown_timeout_s),
+        metrics=Metrics(client, model_name=model_name, version=version),
+        pool=ThreadPoolExecutor(_num_threads(settings), thread_name_prefix="plait-http"),
+        version=version,
+        created=int(time.time()),
+    )
+    return context
+
+
+def _num_threads(settings: ServerSettings) -> int:
+    return max(1, min(settings.num_threads, os.cpu_count() or 1))
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("plait")
+    except importlib.metadata.PackageNotFoundError:
+        return "0.0.0"
+
+
+def _layers(context: ServerContext) -> list[Middleware]:
+    """Outermost first. CORS stands before the keys: a preflight request carries none."""
+    settings = context.settings
+    layers = [Middleware(RequestScope, metrics=context.metrics, log_requests=settings.log_requests)]
+    if settings.allowed_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=settings.allowed_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=[REQUEST_ID_HEADER, "retry-after"],
+            )
+        )
+    layers.append(Middleware(Auth, settings=settings))
+    layers.append(Middleware(BodyLimits, limits=settings.limits))
+    return layers
+
+
+@asynccontextmanager
+async def _life(app: FastAPI) -> AsyncIterator[None]:
+    context: ServerContext = app.state.context
+    lag = asyncio.ensure_future(measure_lag(context.metrics.loop_lag))
+    try:
+        yield
+    finally:
+        lag.cancel()
+        await asyncio.gather(lag, return_exceptions=True)
+        await context.client.close()
+        context.pool.shutdown(wait=False, cancel_futures=True)

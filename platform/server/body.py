@@ -1,0 +1,107 @@
+"""From the bytes of a body to a checked request schema.
+
+Strict: no NaN or Infinity, no lone surrogates, no numbers in strings, no booleans as integers,
+no unknown fields, no nesting beyond the bound. Every refusal names the field or the position.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+import pydantic
+
+from plait.platform.errors import BadRequest, PlaitError
+from plait.platform.server.fields import split_fields
+from plait.platform.server.settings import ServerSettings
+
+Schema = TypeVar("Schema", bound=pydantic.BaseModel)
+
+
+def parse_body(raw: bytes, schema: type[Schema], settings: ServerSettings) -> Schema:
+    """The request in `raw`. Raises `BadRequest`."""
+    body = _decode(raw, settings.limits.json_depth)
+    if not isinstance(body, dict):
+        raise BadRequest(f"the body must be a JSON object, not {_kind(body)}")
+    fields = split_fields(body, schema.model_fields, allow_unknown=settings.allow_unknown_fields)
+    try:
+        return schema.model_validate(fields)
+    except pydantic.ValidationError as error:
+        raise _explain(error, fields) from None
+
+
+def _decode(raw: bytes, max_depth: int) -> Any:
+    try:
+        body = msgspec.json.decode(raw)
+    except RecursionError:
+        raise _too_deep(max_depth) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _bad_json(raw, str(error)) from None
+    if _deeper_than(body, max_depth):
+        raise _too_deep(max_depth)
+    return body
+
+
+def _bad_json(raw: bytes, reason: str) -> PlaitError:
+    found = re.search(r"\(byte (\d+)\)", reason)
+    where = ""
+    if found:
+        at = int(found[1])
+        line = raw.count(b"\n", 0, at) + 1
+        column = at - (raw.rfind(b"\n", 0, at) + 1) + 1
+        where = f" at line {line}, column {column}"
+    error = BadRequest(f"the body is not valid JSON{where}: {reason}")
+    error.code = "invalid_json"
+    return error
+
+
+def _too_deep(max_depth: int) -> BadRequest:
+    return BadRequest(f"the JSON body nests deeper than {max_depth} levels")
+
+
+def _deeper_than(value: Any, limit: int) -> bool:
+    """Whether containers nest deeper than `limit`; breadth first, without recursion."""
+    level = [value] if isinstance(value, dict | list) else []
+    depth = 0
+    while level:
+        depth += 1
+        if depth > limit:
+            return True
+        below: list[Any] = []
+        for container in level:
+            items = container.values() if isinstance(container, dict) else container
+            below.extend(item for item in items if isinstance(item, dict | list))
+        level = below
+    return False
+
+
+def _explain(error: pydantic.ValidationError, fields: dict[str, Any]) -> BadRequest:
+    """One message about the first field at fault, with all its accepted forms."""
+    found = error.errors(include_url=False, include_context=False)
+    first = _path(found[0]["loc"], fields)
+    reasons = dict.fromkeys(e["msg"] for e in found if _path(e["loc"], fields) == first)
+    missing = found[0]["type"] == "missing"
+    text = "is required" if missing else "; or: ".join(reasons)
+    if not missing:
+        text += f" (got {_kind(found[0]['input'])})"
+    return BadRequest(f"{first}: {text}", param=first)
+
+
+def _path(location: tuple[int | str, ...], value: Any) -> str:
+    """`messages[0].content` for a location, without the names of union branches."""
+    path = ""
+    for step in location:
+        if isinstance(value, dict) and (step in value or not path):
+            path += f".{step}" if path else str(step)
+            value = value.get(step)
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            path += f"[{step}]"
+            value = value[step]
+    return path
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+    names |= {int: "an integer", float: "a number", type(None): "null"}
+    return names.get(type(value), type(value).__name__)

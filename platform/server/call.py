@@ -1,0 +1,110 @@
+"""One generation call over HTTP: who asks, under which id, until when."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request as HttpRequest
+
+from plait.platform.errors import BadRequest, DeadlineExceeded
+from plait.platform.server.context import cache_salt
+
+if TYPE_CHECKING:
+    from plait.platform.server.context import ServerContext
+    from plait.platform.server.responses import Usage
+    from plait.platform.server.schemas import GenerationRequest
+
+TIMEOUT_HEADER = "x-request-timeout"
+MAX_TIMEOUT_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a chat or completion request is, apart from its prompt and parameters."""
+
+    http: HttpRequest
+    id: str  # `chatcmpl-…` or `cmpl-…`
+    unique: str  # a client may send one request_id twice; the engine sees this in its ids
+    created: int
+    arrival_s: float  # monotonic
+    timeout_s: float | None
+    model: str
+    fingerprint: str
+    priority: int
+    cache_salt: str
+    prompt_param: str  # the field that holds the prompt, for errors
+
+    def time_left_s(self) -> float | None:
+        """Seconds to the deadline, None without one. Raises `DeadlineExceeded` past it."""
+        if self.timeout_s is None:
+            return None
+        left = self.arrival_s + self.timeout_s - time.monotonic()
+        if left <= 0:
+            raise DeadlineExceeded(f"the request's timeout of {self.timeout_s:g} s has passed")
+        return left
+
+    def engine_request_id(self, index: int) -> str:
+        """The id of one prompt's engine request."""
+        return f"{self.id}-{self.unique}-{index}"
+
+    @property
+    def request_id(self) -> str:
+        """The id in logs and in X-Request-Id."""
+        return str(self.http.state.request_id)
+
+    def log_usage(self, usage: Usage) -> None:
+        """Leave the token counts for the request's log line."""
+        self.http.state.tokens = (usage.prompt_tokens, usage.completion_tokens)
+
+
+def begin(
+    context: ServerContext,
+    http: HttpRequest,
+    body: GenerationRequest,
+    *,
+    prefix: str,
+    prompt_param: str,
+) -> Call:
+    """Check what all generation requests share. Raises `ModelNotFound`, `BadRequest`."""
+    model = context.check_model(body.model)
+    if body.request_id is not None:
+        http.state.request_id = body.request_id
+    return Call(
+        http=http,
+        id=f"{prefix}-{http.state.request_id}",
+        unique=uuid.uuid4().hex[:12],
+        created=int(time.time()),
+        arrival_s=http.state.arrival_s,
+        timeout_s=_timeout_s(http, body.timeout),
+        model=model,
+        fingerprint=context.fingerprint,
+        priority=body.priority,
+        prompt_param=prompt_param,
+        cache_salt=cache_salt(http.state.key_digest, body.cache_salt),
+    )
+
+
+def _timeout_s(http: HttpRequest, wish: float | None) -> float | None:
+    """The shorter of the header's and the body's wish."""
+    wishes = [] if wish is None else [_checked(wish, "timeout")]
+    header = http.headers.get(TIMEOUT_HEADER)
+    if header is not None:
+        try:
+            wishes.append(_checked(float(header), TIMEOUT_HEADER))
+        except ValueError:
+            raise BadRequest(
+                f"{TIMEOUT_HEADER} must be a number of seconds", param=TIMEOUT_HEADER
+            ) from None
+    return min(wishes, default=None)
+
+
+def _checked(timeout_s: float, param: str) -> float:
+    if not math.isfinite(timeout_s) or not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise BadRequest(
+            f"{param} must be more than 0 and at most {MAX_TIMEOUT_S:g} seconds", param=param
+        )
+    return timeout_s

@@ -1,0 +1,187 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from plait.platform.core import Event, SamplingParams
+from plait.platform.errors import BadRequest
+from plait.platform.server import prompts
+from plait.platform.server.call import Call, begin
+from plait.platform.server.generation import Answer, Generation, generation
+from plait.platform.server.logprobs import LogprobsFormat
+from plait.platform.server.openapi import takes
+from plait.platform.server.params import chat_params
+from plait.platform.server.responses import (
+    ChatChoice,
+    ChatChunkChoice,
+    Completion,
+    Delta,
+    Message,
+    encode,
+)
+from plait.platform.server.schemas import ChatCompletionRequest
+from plait.platform.server.streaming import DONE, EventStream, event_block, until_disconnected
+
+if TYPE_CHECKING:
+    from plait.platform.server.context import ServerContext
+
+
+def chat_router(context: ServerContext) -> APIRouter:
+    """Routes of this family."""
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions", openapi_extra=takes(ChatCompletionRequest))
+    async def create_chat_completion(request: Request) -> Response:
+        """Answer a chat; with `stream`, as server-sent events."""
+        body = await context.read(request, ChatCompletionRequest)
+        chat = _prepare(context, request, body)
+        if body.stream:
+            return EventStream(chat.blocks(), context.settings, chat.call.request_id)
+        return await until_disconnected(request.receive, chat.answer())
+
+    return router
+
+
+def _prepare(context: ServerContext, request: Request, body: ChatCompletionRequest) -> _Chat:
+    call = begin(context, request, body, prefix="chatcmpl", prompt_param="messages")
+    params = chat_params(body, context.settings.limits)
+    messages = prompts.check_chat(body, context.settings.limits)
+    if body.echo and not body.continue_final_message:
+        raise BadRequest(
+            "echo repeats the message that is continued: it needs continue_final_message: true",
+            param="echo",
+        )
+    form = LogprobsFormat(context.tokenizer, params, as_ids=body.return_tokens_as_token_ids)
+    return _Chat(context=context, call=call, body=body, params=params, messages=messages, form=form)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chat:
+    """One chat request, checked."""
+
+    context: ServerContext
+    call: Call
+    body: ChatCompletionRequest
+    params: SamplingParams
+    messages: list[dict[str, Any]]
+    form: LogprobsFormat
+
+    def _generation(self) -> AbstractAsyncContextManager[Generation]:
+        return generation(self.context, self.call, self.params, 1, self._prompts)
+
+    def _prompts(self, room: int) -> list[prompts.Prompt]:
+        ids = prompts.encode_chat(self.context.tokenizer, self.messages, self.body)
+        echo = prompts.final_text(self.messages) if self.body.echo else ""
+        kept = prompts.truncate(ids, self.body.truncate_prompt_tokens, room)
+        return [prompts.Prompt(token_ids=kept, echo=echo)]
+
+    async def answer(self) -> Response:
+        """The whole answer in one body."""
+        async with self._generation() as running:
+            await running.run()
+            if self.params.logprobs is None and self.params.prompt_logprobs is None:
+                content = self._encode(running)
+            else:
+                content = await self.context.in_pool(self._encode, running)
+        return Response(content, media_type="application/json")
+
+    def _encode(self, running: Generation) -> bytes:
+        prompt_ids = running.prompts[0].token_ids if self.body.return_token_ids else None
+        entries = running.prompt_logprobs[0]
+        return encode(
+            Completion(
+                id=self.call.id,
+                object="chat.completion",
+                created=self.call.created,
+                model=self.call.model,
+                system_fingerprint=self.call.fingerprint,
+                choices=[self._choice(answer) for answer in running.answers],
+                usage=running.usage,
+                prompt_token_ids=prompt_ids,
+                prompt_logprobs=None if entries is None else self.form.prompt(entries),
+            )
+        )
+
+    def _choice(self, answer: Answer) -> ChatChoice:
+        text = answer.prompt.echo + "".join(answer.texts)
+        return ChatChoice(
+            index=answer.index,
+            message=Message(content=text),
+            logprobs=self.form.chat(answer.logprobs) if self.body.logprobs else None,
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            token_ids=answer.token_ids if self.body.return_token_ids else None,
+        )
+
+    async def blocks(self) -> AsyncGenerator[bytes]:
+        """The answer as events: role, deltas, finish, usage if asked for, end."""
+        options = self.body.stream_options
+        every_usage = options is not None and options.continuous_usage_stats
+        begun: set[int] = set()
+        async with self._generation() as running, aclosing(running.events()) as events:
+            async for answer, event in events:
+                if answer.index not in begun:
+                    begun.add(answer.index)
+                    for choice in self._opening(answer):
+                        yield self._chunk(running, choice, every_usage, first=len(begun) == 1)
+                choice_or_none = self._delta(answer, event)
+                if choice_or_none is not None:
+                    yield self._chunk(running, choice_or_none, every_usage)
+            if options is not None and options.include_usage:
+                yield self._chunk(running, None, usage=True)
+        yield DONE
+
+    def _opening(self, answer: Answer) -> list[ChatChunkChoice]:
+        """The role alone; then the continued message, where it is echoed."""
+        deltas = [Delta(role="assistant")]
+        if answer.prompt.echo:
+            deltas.append(Delta(content=answer.prompt.echo))
+        return [
+            ChatChunkChoice(index=answer.index, delta=d, logprobs=None, finish_reason=None)
+            for d in deltas
+        ]
+
+    def _delta(self, answer: Answer, event: Event) -> ChatChunkChoice | None:
+        """What the event adds; None where that is nothing a client can see."""
+        wants_logprobs = self.body.logprobs and bool(event.logprobs)
+        wants_ids = self.body.return_token_ids and bool(event.token_ids)
+        if not (event.text or wants_logprobs or wants_ids or event.finish_reason):
+            return None
+        return ChatChunkChoice(
+            index=answer.index,
+            delta=Delta(content=event.text or ("" if wants_logprobs or wants_ids else None)),
+            logprobs=self.form.chat(event.logprobs) if wants_logprobs else None,
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            token_ids=list(event.token_ids) if wants_ids else None,
+        )
+
+    def _chunk(
+        self,
+        running: Generation,
+        choice: ChatChunkChoice | None,
+        usage: bool,
+        *,
+        first: bool = False,
+    ) -> bytes:
+        wants_prompt = first and self.body.return_token_ids and choice is not None
+        return event_block(
+            Completion(
+                id=self.call.id,
+                object="chat.completion.chunk",
+                created=self.call.created,
+                model=self.call.model,
+                system_fingerprint=self.call.fingerprint,
+                choices=[] if choice is None else [choice],
+                usage=running.usage if usage else None,
+                prompt_token_ids=running.prompts[0].token_ids if wants_prompt else None,
+            )
+        )

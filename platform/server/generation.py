@@ -1,0 +1,235 @@
+"""The engine requests of one HTTP request, run together to their ends.
+
+One engine request per prompt, each with `n` sequences. Closing `events` early (the client went
+away, or one sequence failed) closes every engine stream, which aborts what is unfinished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from plait.platform.core import Event, Request, SamplingParams, TokenLogprobs
+from plait.platform.errors import BadRequest, InternalError, Overloaded
+from plait.platform.server.errors import event_error
+from plait.platform.server.responses import CompletionTokensDetails, PromptTokensDetails, Usage
+
+if TYPE_CHECKING:
+    from plait.platform.server.call import Call
+    from plait.platform.server.context import ServerContext
+    from plait.platform.server.metrics import SequenceTimer
+    from plait.platform.server.prompts import Prompt
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """One sequence's answer as it grows."""
+
+    prompt: Prompt
+    prompt_index: int
+    index: int  # of the choice
+    timer: SequenceTimer
+    num_tokens: int = 0
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, event: Event) -> None:
+        """Count an event and keep its content."""
+        self.num_tokens = event.num_output_tokens
+        if event.text:
+            self.texts.append(event.text)
+        self.token_ids.extend(event.token_ids)
+        self.logprobs.extend(event.logprobs)
+        if event.finish_reason is not None:
+            self.finish_reason = event.finish_reason.value
+            self.stop_reason = event.stop_reason
+
+
+class Generation:
+    """Runs requests, keeps their answers and counts their tokens."""
+
+    def __init__(
+        self, context: ServerContext, call: Call, requests: list[Request], prompts: list[Prompt]
+    ) -> None:
+        self._context = context
+        self._call = call
+        self._requests = requests
+        self.prompts = prompts
+        self._num_cached = [0] * len(prompts)
+        self._seen = [False] * len(prompts)
+        # Of each prompt, once it is computed and if they were asked for.
+        self.prompt_logprobs: list[tuple[TokenLogprobs, ...] | None] = [None] * len(prompts)
+        params = requests[0].params
+        self._n = params.n
+        self.answers = [
+            Answer(
+                prompt=prompts[i // params.n],
+                prompt_index=i // params.n,
+                index=i,
+                timer=context.metrics.sequence(
+                    call.arrival_s, params, len(prompts[i // params.n].token_ids)
+                ),
+            )
+            for i in range(params.n * len(prompts))
+        ]
+
+    async def events(self) -> AsyncGenerator[tuple[Answer, Event]]:
+        """Events of all sequences as they come. Raises `PlaitError` where one of them fails."""
+        timeout_s = self._call.time_left_s()
+        streams = [
+            self._context.client.stream(request, timeout_s=timeout_s) for request in self._requests
+        ]
+        async with aclosing(merge(streams)) as merged:
+            async for prompt_index, event in merged:
+                yield self._take(prompt_index, event), event
+        if any(answer.finish_reason is None for answer in self.answers):
+            raise InternalError("the engine's stream ended before the answer was complete")
+
+    def _take(self, prompt_index: int, event: Event) -> Answer:
+        error = event_error(event)
+        if error is not None:
+            raise error
+        answer = self.answers[prompt_index * self._n + event.index]
+        answer.add(event)
+        answer.timer.event(event)
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs[prompt_index] = event.prompt_logprobs
+        cached = event.num_cached_tokens
+        # Later sequences share the first one's blocks; what it found is what was cached.
+        if not self._seen[prompt_index] or cached < self._num_cached[prompt_index]:
+            self._seen[prompt_index] = True
+            self._num_cached[prompt_index] = cached
+        return answer
+
+    async def run(self) -> None:
+        """Run to the end."""
+        async with aclosing(self.events()) as events:
+            async for _ in events:
+                pass
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far. A prompt counts once, however many answers it gets."""
+        prompt = sum(len(p.token_ids) for p in self.prompts)
+        output = sum(answer.num_tokens for answer in self.answers)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=output,
+            total_tokens=prompt + output,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._num_cached)),
+            completion_tokens_details=CompletionTokensDetails(),
+        )
+
+    def close(self) -> None:
+        """Account for what ended early."""
+        for answer in self.answers:
+            answer.timer.close()
+
+
+async def merge(streams: list[AsyncIterator[Event]]) -> AsyncGenerator[tuple[int, Event]]:
+    """Events of all streams with the index of their stream; the first failure ends them all."""
+    if len(streams) == 1:
+        async with aclosing(cast("AsyncGenerator[Event]", streams[0])) as stream:
+            async for event in stream:
+                yield 0, event
+        return
+    queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue()
+    tasks = [asyncio.ensure_future(_feed(i, s, queue)) for i, s in enumerate(streams)]
+    num_open = len(streams)
+    try:
+        while num_open:
+            index, item = await queue.get()
+            if item is None:
+                num_open -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _feed(
+    index: int,
+    stream: AsyncIterator[Event],
+    queue: asyncio.Queue[tuple[int, Event | Exception | None]],
+) -> None:
+    try:
+        async with aclosing(cast("AsyncGenerator[Event]", stream)) as events:
+            async for event in events:
+                queue.put_nowait((index, event))
+    except Exception as error:  # noqa: BLE001 - raised again by the reader
+        queue.put_nowait((index, error))
+    else:
+        queue.put_nowait((index, None))
+
+
+@asynccontextmanager
+async def generation(
+    context: ServerContext,
+    call: Call,
+    params: SamplingParams,
+    num_prompts: int,
+    make_prompts: Callable[[int], list[Prompt]],
+) -> AsyncIterator[Generation]:
+    """A place in the queue, prompts tokenized by `make_prompts(room)`, and what runs them.
+
+    Raises `Overloaded` before any work where there is no place.
+    """
+    try:
+        with context.admission.enter(num_prompts) as config:
+            room = config.scheduler.max_model_len - max(1, params.max_tokens or 1)
+            prompts, requests = await context.in_pool(
+                _requests, context, call, params, make_prompts, room
+            )
+            running = Generation(context, call, requests, prompts)
+            try:
+                yield running
+            finally:
+                running.close()
+                call.log_usage(running.usage)
+            for _ in requests:
+                context.admission.drain_rate.completed()
+    except Overloaded:
+        full = context.client.ready and not context.admission.draining
+        context.metrics.rejections.labels("max_num_queued_reqs" if full else "not_ready").inc()
+        raise
+
+
+def _requests(
+    context: ServerContext,
+    call: Call,
+    params: SamplingParams,
+    make_prompts: Callable[[int], list[Prompt]],
+    room: int,
+) -> tuple[list[Prompt], list[Request]]:
+    """Tokenize and check, in the thread pool."""
+    prompts = make_prompts(room)
+    call.time_left_s()  # a deadline that has passed already ends it here
+    try:
+        requests = [_request(context, call, params, i, p) for i, p in enumerate(prompts)]
+    except BadRequest as error:
+        if error.param == "prompt":
+            error.param = call.prompt_param
+        raise
+    return prompts, requests
+
+
+def _request(
+    context: ServerContext, call: Call, params: SamplingParams, index: int, prompt: Prompt
+) -> Request:
+    return context.intake.request(
+        request_id=call.engine_request_id(index),
+        prompt_token_ids=prompt.token_ids,
+        params=params,
+        priority=call.priority,
+        cache_salt=call.cache_salt,
+    )

@@ -1,0 +1,129 @@
+"""The bodies that clients get, as msgspec structs: typed, and encoded in a microsecond or two.
+
+Fields without a default are always written; the others only where they have something to say.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+LogprobsJson = dict[str, Any]
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """Parts of `prompt_tokens`."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct):
+    """Parts of `completion_tokens`."""
+
+    reasoning_tokens: int = 0  # reasoning is not parsed: it counts as text
+
+
+class Usage(msgspec.Struct):
+    """Tokens of a request, over all its answers."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """An assistant's whole message."""
+
+    role: str = "assistant"
+    content: str
+    refusal: None = None
+
+
+class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a chunk adds to a message."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One answer."""
+
+    index: int
+    message: Message
+    logprobs: LogprobsJson | None
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a chunk adds to one answer."""
+
+    index: int
+    delta: Delta
+    logprobs: LogprobsJson | None
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One continuation, or what a chunk adds to it."""
+
+    index: int
+    text: str
+    logprobs: LogprobsJson | None
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[Any] | None = None
+
+
+class Completion(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Chat completions, text completions and their chunks: `object` says which."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Any]
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[Any] | None = None
+
+
+class Model(msgspec.Struct, kw_only=True):
+    """A served model or adapter."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "plait"
+    root: str  # a name, never a path
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """All that is served."""
+
+    object: str = "list"
+    data: list[Model]
+
+
+class Tokens(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Answer of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+encode = msgspec.json.Encoder().encode

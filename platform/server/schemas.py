@@ -1,0 +1,135 @@
+"""The bodies that clients send, as pydantic models. Types here; ranges in `SamplingParams`.
+
+Names are OpenAI's and vLLM's. A field stands here only if it is honoured, or if a part of its
+values is and the rest is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Int = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Scalar = str | int | float | bool | None
+
+
+class Schema(BaseModel):
+    """Strict types, finite numbers; unknown fields are told apart before this."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+
+
+class StreamOptions(Schema):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False  # accepted, without effect: chunks are never padded
+
+
+class ResponseFormat(BaseModel):
+    """Only `text` is served; the rest of other formats is not looked at."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    type: str
+
+
+class ChatMessage(BaseModel):
+    """One message. Further keys are checked by prompts.py."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[dict[str, Any]] | None = None
+
+
+class GenerationRequest(Schema):
+    """What chat and completion requests have in common."""
+
+    model: str | None = None
+    n: Int = 1
+    best_of: Int | None = None
+    max_tokens: Int | None = None
+    min_tokens: Int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: Int = 0
+    min_p: float = 0.0
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] = {}
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] = []
+    stop: str | list[str] = []
+    stop_token_ids: list[TokenId] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    prompt_logprobs: Int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    echo: bool = False
+    truncate_prompt_tokens: Int | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    priority: Int = 0
+    request_id: str | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+    use_beam_search: bool = False
+    response_format: ResponseFormat | None = None
+
+
+class ChatTemplating(Schema):
+    """How messages become a prompt."""
+
+    messages: list[ChatMessage]
+    add_generation_prompt: bool | None = None  # default: unless the final message is continued
+    continue_final_message: bool = False
+    add_special_tokens: bool = False  # templates bring their own
+    chat_template_kwargs: dict[str, Scalar] = {}
+    reasoning_effort: str | None = None  # for templates that read it
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+
+
+class ChatCompletionRequest(ChatTemplating, GenerationRequest):
+    """Body of /v1/chat/completions."""
+
+    max_completion_tokens: Int | None = None
+    logprobs: bool = False
+    top_logprobs: Int | None = None
+
+
+class CompletionRequest(GenerationRequest):
+    """Body of /v1/completions."""
+
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    suffix: str | None = None
+    logprobs: Int | None = None
+    add_special_tokens: bool = True
+
+
+class TokenizeRequest(Schema):
+    """Body of /tokenize: a prompt, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None  # default: for a prompt, not for messages
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Scalar] = {}
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(Schema):
+    """Body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+    skip_special_tokens: bool = False

@@ -1,0 +1,92 @@
+"""The engine's `Stats` as metrics, read when they are scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from plait.platform.errors import Overloaded
+
+if TYPE_CHECKING:
+    from plait.platform.config import EngineConfig
+    from plait.platform.messages import Stats
+    from plait.platform.server.client import EngineClient
+
+_LABELS = ("model_name", "engine")
+
+
+class StatsCollector(Collector):
+    """Gauges and counters of one engine."""
+
+    def __init__(self, client: EngineClient, model_name: Callable[[], str]) -> None:
+        self._client = client
+        self._model_name = model_name
+
+    def describe(self) -> list[Metric]:
+        """Nothing: registering must not need an engine that is ready."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """What the newest `Stats` say."""
+        try:
+            labels = (self._model_name(), "0")
+        except Overloaded:
+            return
+        stats = self._client.stats
+        yield from _gauges(stats, labels)
+        yield from _counters(stats, labels)
+        if self._client.config is not None:
+            yield _cache_info(self._client.config, labels)
+
+
+def _gauges(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
+    for name, text, value in (
+        ("vllm:num_requests_running", "Sequences in the running set.", stats.num_running),
+        ("vllm:num_requests_waiting", "Sequences that wait for a place.", stats.num_waiting),
+        ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", stats.kv_usage),
+        ("plait:last_step_rows", "Token rows of the newest step.", stats.last_step_rows),
+    ):
+        gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+        gauge.add_metric(labels, value)
+        yield gauge
+    reasons = GaugeMetricFamily(
+        "vllm:num_requests_waiting_by_reason", "Waiting, by reason.", labels=(*_LABELS, "reason")
+    )
+    reasons.add_metric((*labels, "capacity"), stats.num_waiting)
+    yield reasons
+
+
+def _counters(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
+    for name, text, value in (
+        ("vllm:prompt_tokens", "Prompt tokens, computed or found.", stats.prompt_tokens),
+        ("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens),
+        ("vllm:prompt_tokens_cached", "Prompt tokens found in the cache.", stats.prefix_hits),
+        ("vllm:num_preemptions", "Sequences preempted.", stats.num_preemptions),
+        ("vllm:prefix_cache_queries", "Tokens looked up.", stats.prefix_queries),
+        ("vllm:prefix_cache_hits", "Tokens found.", stats.prefix_hits),
+        ("plait:steps", "Engine steps.", stats.num_steps),
+        ("plait:step_seconds", "Seconds spent in engine steps.", stats.step_seconds),
+    ):
+        counter = CounterMetricFamily(name, text, labels=_LABELS)
+        counter.add_metric(labels, value)
+        yield counter
+
+
+def _cache_info(config: EngineConfig, labels: tuple[str, ...]) -> Metric:
+    cache, scheduler = config.cache, config.scheduler
+    facts = {
+        "block_size": cache.block_size,
+        "cache_dtype": cache.dtype,
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "num_blocks": max(group.num_blocks for group in cache.groups),
+        "kv_cache_size_tokens": cache.num_tokens,
+        "kv_cache_max_concurrency": round(cache.num_tokens / scheduler.max_model_len, 2),
+    }
+    info = GaugeMetricFamily(
+        "vllm:cache_config_info", "The KV cache, as labels.", labels=(*_LABELS, *facts)
+    )
+    info.add_metric((*labels, *(str(fact) for fact in facts.values())), 1)
+    return info
