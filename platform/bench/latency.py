@@ -25,10 +25,12 @@ class Trace:
 
     @property
     def ttft_s(self) -> float:
+        """Seconds to the first token."""
         return self.times_s[0]
 
     @property
     def gaps_s(self) -> list[float]:
+        """Seconds between tokens."""
         return [b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False)]
 
 

@@ -29,6 +29,7 @@ class Target:
 
     @property
     def headers(self) -> dict[str, str]:
+        """What every request carries."""
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
 
@@ -64,8 +65,10 @@ def first_model(url: str, api_key: str | None = None) -> str:
     try:
         reply = httpx.get(f"{url}/v1/models", headers=headers, timeout=10)
     except httpx.HTTPError as error:
-        raise EngineDied(f"no server answers at {url} ({type(error).__name__}): start one with "
-                         "`plait serve`, or correct --url") from None
+        raise EngineDied(
+            f"no server answers at {url} ({type(error).__name__}): start one with "
+            "`plait serve`, or correct --url"
+        ) from None
     if reply.status_code == httpx.codes.UNAUTHORIZED:
         raise ConfigError(f"{url} wants an API key: give it with --api-key or PLAIT_API_KEY")
     if reply.status_code != httpx.codes.OK:

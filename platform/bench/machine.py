@@ -20,7 +20,9 @@ def pin_to_cores(cores: tuple[int, ...]) -> None:
         os.sched_setaffinity(0, cores)
     except OSError:
         usable = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
-        raise ConfigError(f"--cores {cores}: this process may use {usable}", param="cores") from None
+        raise ConfigError(
+            f"--cores {cores}: this process may use {usable}", param="cores"
+        ) from None
 
 
 def facts() -> dict[str, Any]:

@@ -13,7 +13,12 @@ from rich.table import Table
 
 from plait.platform.errors import ConfigError
 
-LATENCIES = {"ttft_ms": "TTFT", "itl_ms": "between tokens", "tpot_ms": "per token", "e2e_ms": "whole"}
+LATENCIES = {
+    "ttft_ms": "TTFT",
+    "itl_ms": "between tokens",
+    "tpot_ms": "per token",
+    "e2e_ms": "whole",
+}
 
 
 def throughput_table(results: list[dict[str, Any]]) -> Table:
@@ -38,7 +43,10 @@ def throughput_table(results: list[dict[str, Any]]) -> Table:
             table.add_row(
                 "",
                 f"[bold]× {name}[/]",
-                *(f"[bold]{ratios[r]:.2f}[/]" for r in ("decode_rate", "output_rate", "prefill_rate")),
+                *(
+                    f"[bold]{ratios[r]:.2f}[/]"
+                    for r in ("decode_rate", "output_rate", "prefill_rate")
+                ),
                 "",
             )
         table.add_section()

@@ -36,7 +36,9 @@ def parse_goals(texts: Sequence[str]) -> dict[str, float]:
         try:
             goals[name] = float(limit) / 1000
         except ValueError:
-            raise ConfigError(f"--goodput wants NAME:MILLISECONDS, such as ttft:500, not {text!r}") from None
+            raise ConfigError(
+                f"--goodput wants NAME:MILLISECONDS, such as ttft:500, not {text!r}"
+            ) from None
         if name not in GOALS:
             raise ConfigError(f"--goodput knows {', '.join(GOALS)}, not {name!r}")
     return goals
@@ -76,7 +78,9 @@ def compare(ours: Sequence[Round], theirs: Sequence[Round]) -> dict[str, float]:
     ttft = [[s.ttft_s for r in side for s in r.samples if not s.error] for side in (ours, theirs)]
     itl = [[g for r in side for s in r.samples for g in s.gaps_s] for side in (ours, theirs)]
     return {
-        "output_tokens_per_s": ratio([r.output_rate for r in ours], [r.output_rate for r in theirs]),
+        "output_tokens_per_s": ratio(
+            [r.output_rate for r in ours], [r.output_rate for r in theirs]
+        ),
         "ttft": ratio(ttft[1], ttft[0]),
         "itl": ratio(itl[1], itl[0]),
     }

@@ -26,7 +26,7 @@ class TransformersRunner:
             source, kwargs["gguf_file"] = str(path.parent), path.name
         elif revision:
             kwargs["revision"] = revision
-        self._model = AutoModelForCausalLM.from_pretrained(source, **kwargs).eval()
+        self._model: Any = AutoModelForCausalLM.from_pretrained(source, **kwargs)
 
     def run(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> Timing:
         """Greedy, exactly `output_tokens` each; shorter prompts are padded on the left."""
@@ -48,7 +48,7 @@ class TransformersRunner:
         return clock.timing()
 
 
-class _Steps(BaseStreamer):  # type: ignore[misc]
+class _Steps(BaseStreamer):
     """Notes when each step's tokens arrive; the first call brings the prompt."""
 
     def __init__(self, clock: StepClock) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from plait.platform.errors import ConfigError
 
 # Everyday words, nearly all one token in common vocabularies.
-_WORDS = (
+_WORDS = (  # noqa: SIM905
     "the of and to in is that it was for on are as with they be at one have this from by hot "
     "word but what some we can out other were all there when up use your how said each she "
     "which do their time if will way about many then them write would like so these her long "

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Mapping
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,6 +13,9 @@ from rich.table import Table
 
 from plait.platform.cli.values import format_size
 from plait.platform.config import EngineConfig
+
+if TYPE_CHECKING:
+    from plait.platform.server.process import ProcessClient
 
 Rows = list[tuple[str, str]]
 
@@ -33,34 +36,33 @@ def facts(config: EngineConfig) -> Rows:
     """The lines of the banner about the engine."""
     model, cache, scheduler = config.model, config.cache, config.scheduler
     kv_tokens, context = cache.num_tokens, scheduler.max_model_len
-    own = f" (the model's own: {model.context_length:,})" if context < model.context_length else ""
+    own = f" of the model's {model.context_length:,}" if context < model.context_length else ""
     return [
-        ("model", model.name),
+        ("model", f"{model.name} ({model.source})"),
         ("architecture", f"{model.architecture}, {format_size(model.weight_bytes)} of weights"),
         ("executor", f"{model.executor}, {model.dtype}"),
         ("context", f"{context:,} tokens{own}"),
-        ("KV cache", f"{kv_tokens:,} tokens in blocks of {cache.block_size}, {cache.dtype}"),
+        ("KV cache", f"{kv_tokens:,} tokens, {cache.dtype}, blocks of {cache.block_size}"),
         ("concurrency", f"{kv_tokens / context:.1f} requests of full context"),
-        ("batch", f"up to {scheduler.max_num_seqs} sequences, {scheduler.max_num_batched_tokens:,} "
-                  "tokens a step"),
-        ("queue", f"up to {scheduler.max_num_queued} requests"),
-        ("prefix cache", "on" if cache.enable_prefix_caching else "off: --no-enable-prefix-caching"),
+        (
+            "step",
+            (
+                f"up to {scheduler.max_num_seqs} sequences and "
+                f"{scheduler.max_num_batched_tokens:,} tokens; {scheduler.max_num_queued} may wait"
+            ),
+        ),
+        ("prefix cache", "on" if cache.enable_prefix_caching else "off, as asked"),
     ]
 
 
-def show(
-    console: Console,
-    config: EngineConfig,
-    *,
-    url: str,
-    arithmetic: Iterable[str],
-    seconds: float,
-    phases: Mapping[str, float] | None = None,
-) -> None:
-    """Print the banner."""
-    rows: Rows = [("url", url), *facts(config)]
+def show(console: Console, client: ProcessClient, *, url: str, seconds: float) -> None:
+    """Print the banner of a started engine."""
+    config = client.config
+    assert config is not None, "a started client has its engine's config"
+    arithmetic: Any = client.facts.get("arithmetic", ())
+    rows: Rows = [("URL", url), *facts(config)]
     rows += [("memory", line) for line in arithmetic]
-    rows += [("off", note) for note in config.model.notes]
+    rows += [("note", note) for note in config.model.notes]
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -68,18 +70,24 @@ def show(
     for name, text in rows:
         table.add_row("" if name == last else name, escape(text))
         last = name
-    title = f"Plait {importlib.metadata.version('plait')} · ready in {seconds:.1f} s"
-    console.print(Panel(table, title=title, title_align="left", expand=False, border_style="green"))
+    title = f"Plait {importlib.metadata.version('plait')}, ready in {seconds:.1f} s"
+    console.print(Panel(table, title=title, title_align="left", expand=False), highlight=False)
 
 
-def examples(url: str, model: str) -> str:
+def examples(url: str, model: str, with_key: bool) -> str:
     """Three commands to try, to be copied as they are."""
-    chat: Any = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Name three rivers."}}]'
-    text = f'{{"model": "{model}", "prompt": "The capital of France is", "max_tokens": 8}}'
-    post = f"curl {url}/v1"
-    kind = "-H 'Content-Type: application/json'"
+    key = "-H 'Authorization: Bearer KEY' " if with_key else ""
+    kind = f"{key}-H 'Content-Type: application/json'"
+    text = json.dumps({"model": model, "prompt": "The capital of France is", "max_tokens": 8})
+    talk = json.dumps(
+        {
+            "model": model,
+            "messages": [{"role": "user", "content": "Name three rivers."}],
+            "stream": True,
+        }
+    )
     return (
-        f"{post}/models\n"
-        f"{post}/completions {kind} -d '{text}'\n"
-        f"curl -N {url}/v1/chat/completions {kind} -d '{chat}, \"stream\": true}}'"
+        f"curl {key}{url}/v1/models\n"
+        f"curl {url}/v1/completions {kind} -d '{text}'\n"
+        f"curl -N {url}/v1/chat/completions {kind} -d '{talk}'"
     )

@@ -72,7 +72,9 @@ def latency(*, flags: Resolved) -> None:
     )
     report = {"bench": "latency"} | engine.facts() | {"results": result}
     _finish(measuring, report, latency_table({engine.name: result}))
-    typer.echo(f"{result['tokens_per_s']['p50']:.1f} tok/s after the first token (median)", err=True)
+    typer.echo(
+        f"{result['tokens_per_s']['p50']:.1f} tok/s after the first token (median)", err=True
+    )
 
 
 @app.command(epilog=EPILOG)
@@ -92,9 +94,7 @@ def serve(*, flags: Resolved) -> None:
     )
     targets = _targets(load, measuring)
     rounds = measure(targets, _texts(load, measuring), pace, warm_up=measuring.warm_up)
-    results = {
-        target.url: report(own, goals) for target, own in zip(targets, rounds, strict=True)
-    }
+    results = {target.url: report(own, goals) for target, own in zip(targets, rounds, strict=True)}
     whole: dict[str, Any] = {"bench": "serve", "load": dataclasses.asdict(load) | {"api_key": None}}
     whole |= {"plan": dataclasses.asdict(measuring), "results": results}
     if len(targets) == 2:

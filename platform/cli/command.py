@@ -1,5 +1,6 @@
-"""Turns a function over resolved settings into a command: its options come from the flag table,
-its errors end in one clear line and an exit code.
+"""Turns a function over resolved settings into a command.
+
+Its options come from the flag table, its errors end in one clear line and an exit code.
 
 Exit codes: 0 done; 1 what was asked for failed; 2 a flag, variable or file is wrong;
 130 interrupted.
@@ -43,8 +44,12 @@ def with_flags(
     """
 
     def wrap(function: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(function, eval_str=True).parameters.values()]
-        own = [p for p in own if p.name != "flags"]
+        signature = inspect.signature(function, eval_str=True)
+        own = [
+            p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for p in signature.parameters.values()
+            if p.name != "flags"
+        ]
 
         @functools.wraps(function)
         def command(*, config: str | None, debug: bool, **given: Any) -> None:
@@ -177,7 +182,9 @@ _COMMON = (
         default=None,
         annotation=Annotated[
             str | None,
-            typer.Option("--config", metavar="FILE", help="YAML file of settings.", show_default=False),
+            typer.Option(
+                "--config", metavar="FILE", help="YAML file of settings.", show_default=False
+            ),
         ],
     ),
     inspect.Parameter(
@@ -185,7 +192,8 @@ _COMMON = (
         inspect.Parameter.KEYWORD_ONLY,
         default=False,
         annotation=Annotated[
-            bool, typer.Option("--debug", help="Show the whole trace of an error.", show_default=False)
+            bool,
+            typer.Option("--debug", help="Show the whole trace of an error.", show_default=False),
         ],
     ),
 )

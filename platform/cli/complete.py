@@ -15,14 +15,21 @@ from plait.platform.errors import ConfigError
 
 def complete(
     prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue. Default: standard input.", show_default=False)
+        str | None,
+        typer.Argument(help="Text to continue. Default: standard input.", show_default=False),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", metavar="MODEL", help="As MODEL of `plait serve`.", show_default=False),
+        typer.Option(
+            "--model", "-m", metavar="MODEL", help="As MODEL of `plait serve`.", show_default=False
+        ),
     ] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Show text as it comes.", show_default=False)] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Print TTFT and rate.", show_default=False)] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Show text as it comes.", show_default=False)
+    ] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print TTFT and rate.", show_default=False)
+    ] = False,
     *,
     flags: Resolved,
 ) -> None:

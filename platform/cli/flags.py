@@ -1,7 +1,7 @@
-"""What a flag is: one line of the table, from which the command line, the environment
-variable, the YAML key, the help text and the type check are all derived.
+"""What a flag is: one line of the table.
 
-Type and default come from the dataclass field the flag fills, so they are written once too.
+From it the option, the environment variable, the YAML key, the help text and the type check are
+derived. Type and default come from the dataclass field it fills, so they are written once too.
 """
 
 from __future__ import annotations
@@ -112,10 +112,12 @@ def _split(value: object) -> list[Any]:
 
 @functools.cache
 def _defaults(part: type) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for field in dataclasses.fields(part):
-        has_factory = field.default_factory is not dataclasses.MISSING
-        found[field.name] = field.default_factory() if has_factory else field.default  # type: ignore[misc]
+        if field.default_factory is not dataclasses.MISSING:
+            found[field.name] = field.default_factory()
+        else:
+            found[field.name] = field.default
     return found
 
 

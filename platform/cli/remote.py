@@ -76,7 +76,7 @@ def _piece(chunk: dict[str, Any]) -> Piece:
     if "error" in chunk:
         raise _error_of(json.dumps(chunk), None)
     usage = chunk.get("usage") or {}
-    choice = next(iter(chunk.get("choices") or ()), {})
+    choice: dict[str, Any] = next(iter(chunk.get("choices") or ()), {})
     return Piece(
         text=choice.get("text") or (choice.get("delta") or {}).get("content") or "",
         num_prompt_tokens=usage.get("prompt_tokens") or 0,

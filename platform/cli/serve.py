@@ -1,5 +1,184 @@
+"""`plait serve`: an engine process, an HTTP server, and what is said while they start."""
+
 from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.platform.cli.settings import engine_options, server_settings
 from plait.platform.cli.sources import Resolved
+from plait.platform.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from plait.platform.config import Options
+    from plait.platform.server.process import ProcessClient
+    from plait.platform.server.settings import ServerSettings
+    from plait.platform.tokenizer import Tokenizer
+
+
 def serve(*, flags: Resolved) -> None:
-    """x"""
-    print(dict(flags.values), dict(flags.origins))
+    """Serve MODEL over HTTP: OpenAI's chat completions and completions."""
+    options, settings = engine_options(flags), server_settings(flags)
+    _set_up_logs(flags["log_level"])
+    listener = None if settings.uds else listen_on(settings.host, settings.port)
+    # Imported here: the engine process starts its own imports meanwhile.
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(options, settings, listener, console))
+    finally:
+        if listener is not None:
+            listener.close()
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, before minutes go into loading a model for it."""
+    host = host.strip("[]")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"--host {host}: {error.strerror}", param="host") from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror}. Choose another --port, or "
+            "end what listens there",
+            param="port",
+        ) from None
+    return listener
+
+
+async def _serve(
+    options: Options, settings: ServerSettings, listener: socket.socket | None, console: Console
+) -> None:
+    began = time.monotonic()
+    client, tokenizer = await _start(options, console)
+    try:
+        from plait.platform.cli.banner import examples, show
+        from plait.platform.intake import Intake
+        from plait.platform.server.app import create_app
+        from plait.platform.server.app import serve as run_server
+
+        config = client.config
+        assert config is not None, "a started client has its engine's config"
+        app = create_app(
+            client=client,
+            tokenizer=tokenizer,
+            intake=Intake(config, tokenizer),
+            settings=settings,
+        )
+        url = _url(settings)
+        show(console, client, url=url, seconds=time.monotonic() - began)
+        if options.model is None and not settings.uds:
+            console.out("Try it:\n" + examples(url, config.model.name, bool(settings.api_keys)))
+        await run_server(app, settings, sockets=[listener] if listener else None)
+    finally:
+        await client.close()
+
+
+async def _start(options: Options, console: Console) -> tuple[ProcessClient, Tokenizer]:
+    """Start the engine; load the tokenizer and the web framework while it loads weights."""
+    from plait.platform.cli.banner import PhaseLog
+    from plait.platform.server.process import ProcessClient
+
+    early = tokenizer_source(options)
+    engine = asyncio.create_task(ProcessClient.start(options, on_phase=PhaseLog(console)))
+    server = asyncio.create_task(asyncio.to_thread(_import_server))
+    # A hub id has to be fetched first, which the engine does.
+    load = None if early is None else asyncio.to_thread(_load_tokenizer, options, early)
+    tokenizer = None if load is None else asyncio.create_task(load)
+    tasks = [task for task in (engine, server, tokenizer) if task is not None]
+    try:
+        with _cancelled_by(signal.SIGTERM):
+            await _all_or_first_failure(tasks)
+            if tokenizer is not None:
+                return engine.result(), tokenizer.result()
+            assert options.model is not None, "the embedded model lies on this machine"
+            return engine.result(), await asyncio.to_thread(_load_tokenizer, options, options.model)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if not engine.cancelled() and engine.exception() is None:
+            await engine.result().close()
+        raise
+
+
+async def _all_or_first_failure(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    for task in done:
+        task.result()
+
+
+@contextmanager
+def _cancelled_by(number: signal.Signals) -> Iterator[None]:
+    """Let a signal unwind this task, so that the engine process is ended and reaped."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None, "runs in a task"
+    loop.add_signal_handler(number, task.cancel)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(number)
+
+
+def tokenizer_source(options: Options) -> str | Path | None:
+    """Where the tokenizer lies on this machine; None for a hub id, which is fetched first."""
+    if options.model is None:
+        from plait.platform.demo.embedded import model_path
+
+        return model_path()
+    path = Path(options.model).expanduser()
+    if not path.exists():
+        return None
+    files = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    return files[0] if files and not (path / "config.json").exists() else path
+
+
+def _load_tokenizer(options: Options, source: str | Path) -> Tokenizer:
+    from plait.platform.tokenizer import Tokenizer
+
+    return Tokenizer.load(source, chat_template=options.chat_template, revision=options.revision)
+
+
+def _import_server() -> None:
+    import plait.platform.server.app  # noqa: F401
+
+
+def _url(settings: ServerSettings) -> str:
+    if settings.uds:
+        return f"unix:{settings.uds}"
+    host = settings.host.strip("[]")
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{settings.port}{settings.root_path}"
+
+
+def _set_up_logs(level: str) -> None:
+    os.environ["PLAIT_LOG_LEVEL"] = level  # the engine process reads it
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s server: %(message)s")
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -1,4 +1,4 @@
-"""From resolved flags to what the parts take: `Options`, `ServerSettings`; what must not be combined."""
+"""From resolved flags to `Options` and `ServerSettings`; what must not be combined."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ def engine_options(flags: Resolved, **extra: object) -> Options:
             "decide the memory for KV: keep one",
             param="kv-cache-memory",
         )
+    # Read where they are needed, in this process and the engine's.
     if flags["offline"]:
-        # Read by huggingface_hub at import, in this process and the engine's.
         os.environ["HF_HUB_OFFLINE"] = "1"
+    if flags["cpu_isa"]:
+        os.environ["PLAIT_CPU_ISA"] = flags["cpu_isa"]
     return options
 
 

@@ -41,7 +41,7 @@ class Resolved:
         return next(flag for flag in self.flags if flag.key == key).default
 
     def origin(self, key: str) -> str:
-        """"--port", "PLAIT_PORT", "port in plait.yaml" or "default"."""
+        """Who set it: "--port", "PLAIT_PORT", "port in plait.yaml", or "default"."""
         return self.origins.get(key, "default")
 
     def given(self, key: str) -> bool:
@@ -88,7 +88,7 @@ def resolve(
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """" Did you mean …?", or nothing where no known word is near."""
+    """A question whether the nearest known word was meant; nothing where none is near."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" Did you mean {close[0]}?" if close else ""
 

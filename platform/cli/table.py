@@ -16,6 +16,8 @@ class Launch:
     """Settings of the command line itself: they end here and reach no other part."""
 
     offline: bool = False
+    cpu_isa: str | None = None
+    log_level: str = "info"
     api_key_file: str | None = None
     insecure_public: bool = False
 
@@ -120,6 +122,14 @@ MODEL = (
     _model("num_threads", "Threads to compute with. Default: one per core.", name="threads", low=1),
     _model("progress", "No progress bars."),
     _flag(Launch, "Model", "offline", "Download nothing: use what lies on this machine."),
+    _flag(
+        Launch,
+        "Model",
+        "cpu_isa",
+        "Instruction set of the CPU kernels. Default: the best there is.",
+        choices=("generic", "avx2", "avx512", "avx512_bf16"),
+        metavar="NAME",
+    ),
 )
 TEMPLATE = (
     _model("chat_template", "Jinja file in place of the model's chat template.", metavar="FILE"),
@@ -162,6 +172,13 @@ HTTP = (
     _http("allowed_origins", "Web origin that may call. Repeatable.", metavar="ORIGIN"),
     _http("allow_unknown_fields", "Log unknown request fields, do not refuse them."),
     _http("log_requests", "No log line per request."),
+    _flag(
+        Launch,
+        "Server",
+        "log_level",
+        "Least important lines to log.",
+        choices=("debug", "info", "warning", "error"),
+    ),
     _http(
         "keep_alive_interval_s",
         "Seconds of silence in a stream before a comment; 0: never.",
@@ -213,7 +230,9 @@ MEASURING = (
     _measure("bench_seed", "Seed of prompts and arrivals.", low=0),
 )
 CORES = (
-    _measure("cores", 'Cores to run on, such as "0" or "0,1". Default: all.', low=0, metavar="LIST"),
+    _measure(
+        "cores", 'Cores to run on, such as "0" or "0,1". Default: all.', low=0, metavar="LIST"
+    ),
 )
 BATCHES = (
     _flag(

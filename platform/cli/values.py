@@ -1,4 +1,4 @@
-"""How the text of a flag, a variable or a file becomes a value, with errors that say how to write it."""
+"""How the text of a flag, a variable or a file becomes a value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ def format_size(num_bytes: float) -> str:
     """The shortest text for a number of bytes that a person would write."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(num_bytes) < 1024:
-            return f"{num_bytes:.0f} {unit}" if num_bytes == int(num_bytes) else f"{num_bytes:.1f} {unit}"
+            return (
+                f"{num_bytes:.0f} {unit}"
+                if num_bytes == int(num_bytes)
+                else f"{num_bytes:.1f} {unit}"
+            )
         num_bytes /= 1024
     return f"{num_bytes:.1f} TiB"
 
@@ -79,7 +83,7 @@ class Kind:
             return self.parse(value)
         if not isinstance(value, self.native):
             raise ValueError(f"a {self.name}")
-        return float(value) if self is FLOAT else value
+        return value
 
 
 INT = Kind("whole number", parse_int, (int,))

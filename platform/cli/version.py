@@ -16,7 +16,9 @@ _ISA = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd", "b
 
 
 def version(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", show_default=False)] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON.", show_default=False)
+    ] = False,
 ) -> None:
     """Print the versions of plait and of what it stands on."""
     facts = collect()

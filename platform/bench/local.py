@@ -1,0 +1,74 @@
+"""The engine in this process, for benchmarks: started as `plait serve` starts it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from plait.platform.bench import machine
+from plait.platform.bench.engine_runner import EngineRunner
+from plait.platform.bench.throughput import PromptMaker
+from plait.platform.bench.timing import Runner
+from plait.platform.bench.workload import Shape, random_token_prompts, texts_of_file
+from plait.platform.config import Options
+from plait.platform.intake import Intake
+from plait.platform.start import start_engine
+
+
+class LocalEngine:
+    """A started engine, and prompts in its vocabulary."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._started = start_engine(options)
+        self._config = self._started.engine.config
+        self.runner = EngineRunner(
+            self._started.engine, Intake(self._config, self._started.tokenizer)
+        )
+
+    @property
+    def name(self) -> str:
+        """The model's served name."""
+        return self._config.model.name
+
+    def prompts(self, file: str | None) -> PromptMaker:
+        """Makes prompts: lines of a file, or random tokens of the vocabulary."""
+        if file is not None:
+            tokenizer, path = self._started.tokenizer, Path(file)
+            return lambda shape, _: [
+                tokenizer.encode(text) for text in texts_of_file(path, shape.batch_size)
+            ]
+        return self._random_prompts
+
+    def transformers_peer(self) -> Runner:
+        """The transformers library itself, with the same weights and dtype, in this process."""
+        from plait.platform.bench.transformers_peer import TransformersRunner
+
+        source = self._options.model
+        if source is None:
+            from plait.platform.demo.embedded import model_path
+
+            source = str(model_path())
+        return TransformersRunner(source, self._config.model.dtype, revision=self._options.revision)
+
+    def facts(self) -> dict[str, Any]:
+        """What a report says about model and machine."""
+        model, scheduler = self._config.model, self._config.scheduler
+        return {
+            "machine": machine.facts(),
+            "model": {
+                "name": model.name,
+                "architecture": model.architecture,
+                "dtype": model.dtype,
+                "executor": model.executor,
+                "weight_bytes": model.weight_bytes,
+            },
+            "max_num_seqs": scheduler.max_num_seqs,
+            "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        }
+
+    def _random_prompts(self, shape: Shape, seed: int) -> list[list[int]]:
+        # The tokenizer's vocabulary, not the model's: rows of padding are no text.
+        vocab_size = min(self._config.model.vocab_size, self._started.tokenizer.vocab_size)
+        avoid = self._config.model.eos_token_ids
+        return random_token_prompts(shape, vocab_size=vocab_size, avoid=avoid, seed=seed)

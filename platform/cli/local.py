@@ -1,0 +1,46 @@
+"""Answers `plait chat` and `plait complete` with an engine in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from plait.platform.api import LLM
+from plait.platform.cli.answering import Message, Piece
+from plait.platform.config import Options
+from plait.platform.core import SamplingParams
+
+
+class LocalAnswerer:
+    """Loads the model; streams one answer at a time."""
+
+    def __init__(self, options: Options) -> None:
+        self._llm = LLM(**dataclasses.asdict(options))
+
+    @property
+    def name(self) -> str:
+        """The model's served name."""
+        return self._llm.config.model.name
+
+    def chat(self, messages: Sequence[Message], params: SamplingParams) -> Iterator[Piece]:
+        """The answer to a conversation."""
+        return self._stream(self._llm.tokenizer.encode_chat(messages), params)
+
+    def complete(self, prompt: str, params: SamplingParams) -> Iterator[Piece]:
+        """What follows a text."""
+        return self._stream(self._llm.tokenizer.encode(prompt), params)
+
+    def close(self) -> None:
+        """Give the model back."""
+        self._llm.close()
+
+    def _stream(self, token_ids: list[int], params: SamplingParams) -> Iterator[Piece]:
+        count = 0
+        for delta in self._llm.stream(token_ids, params):
+            count += len(delta.token_ids)
+            yield Piece(
+                text=delta.text,
+                num_prompt_tokens=len(token_ids),
+                num_output_tokens=count,
+                finish_reason=delta.finish_reason,
+            )
