@@ -1,0 +1,93 @@
+"""Models that we would serve wrongly are refused by name, before a weight is read."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from support.tiny_models import make_checkpoint, rewrite_config
+
+from plait.platform.config import Options
+from plait.platform.errors import ModelUnsupported
+from plait.platform.model import check_model, load_model
+
+SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def save(directory, model_class, config):
+    torch.manual_seed(0)
+    getattr(transformers, model_class)(config).save_pretrained(directory)
+    return directory
+
+
+def reason(directory):
+    report = check_model(Options(model=str(directory)))
+    assert not report.servable
+    with pytest.raises(ModelUnsupported) as caught:
+        load_model(Options(model=str(directory)))
+    assert caught.value.message == report.reason
+    return report.reason
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config", "words"),
+    [
+        ("MambaForCausalLM", transformers.MambaConfig(**SMALL, state_size=4), "Mamba"),
+        (
+            "T5ForConditionalGeneration",
+            transformers.T5Config(vocab_size=64, d_model=32, d_ff=32, num_layers=1, d_kv=16, num_heads=2),
+            "encoder-decoder",
+        ),
+        ("BloomForCausalLM", transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2), "Bloom"),
+        ("FalconForCausalLM", transformers.FalconConfig(**SMALL, alibi=True), "Falcon"),
+        (
+            "BertForMaskedLM",
+            transformers.BertConfig(**SMALL, intermediate_size=32),
+            "BertForMaskedLM",
+        ),
+        (
+            "RecurrentGemmaForCausalLM",
+            transformers.RecurrentGemmaConfig(**SMALL, intermediate_size=96, num_key_value_heads=1),
+            "RecurrentGemma",
+        ),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_refused_by_name(model_class, config, words, tmp_path):
+    assert words in reason(save(tmp_path, model_class, config))
+
+
+def test_a_headless_checkpoint_is_refused(tmp_path):
+    directory = make_checkpoint("llama", tmp_path)
+    rewrite_config(directory, architectures=["LlamaForSequenceClassification"])
+    assert "LlamaForSequenceClassification" in reason(directory)
+
+
+def test_code_in_a_checkpoint_is_never_run(tmp_path):
+    directory = make_checkpoint("llama", tmp_path)
+    (directory / "evil.py").write_text("raise SystemExit('ran')")
+    auto_map = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    rewrite_config(directory, auto_map=auto_map)
+    info = load_model(Options(model=str(directory))).info
+    assert any("is not run" in note for note in info.notes)
+    rewrite_config(directory, model_type="evil")
+    assert "code from a checkpoint is never run" in reason(directory)
+
+
+def test_quantized_checkpoints_name_their_method(tmp_path):
+    directory = make_checkpoint("llama", tmp_path)
+    rewrite_config(directory, quantization_config={"quant_method": "awq", "bits": 4})
+    assert "awq" in reason(directory)
+
+
+def test_vision_models_say_so(tmp_path):
+    directory = make_checkpoint("llama", tmp_path)
+    config = transformers.LlavaConfig().to_dict()
+    (directory / "config.json").write_text(json.dumps(config, default=str))
+    assert "vision is not served yet" in reason(directory)
+
+
+def test_an_unknown_model_type_is_named(tmp_path):
+    directory = make_checkpoint("llama", tmp_path)
+    rewrite_config(directory, model_type="starship")
+    assert "'starship'" in reason(directory)
