@@ -6,13 +6,17 @@ its experts' answers in the router's order, in fp32. So a row's bits depend on n
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
 from plait.platform.errors import ModelUnsupported
+from plait.platform.model.mlp import activation_name
+from plait.platform.ops.gated_activation import gated_activation
 from plait.platform.ops.linear import PackedWeight, linear, pack_linear
 
 NAME = "plait"
@@ -60,6 +64,7 @@ def experts_forward(
     counts = torch.bincount(top_k_index.reshape(-1), minlength=len(up.experts)).tolist()
     rows = hidden_states[order // top_k]
     answers = torch.empty((num_rows * top_k, hidden_states.shape[1]), dtype=hidden_states.dtype)
+    activate = _activation(module)
     start = 0
     for expert, count in enumerate(counts):
         if count == 0:
@@ -68,14 +73,25 @@ def experts_forward(
         inner = linear(
             rows[start:end], up.experts[expert], None if up_bias is None else up_bias[expert]
         )
-        inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
         answers[order[start:end]] = linear(
-            inner.contiguous(),
+            activate(inner),
             down.experts[expert],
             None if down_bias is None else down_bias[expert],
         )
         start = end
     return _weighted_sum(answers.view(num_rows, top_k, -1), top_k_weights, hidden_states.dtype)
+
+
+def _activation(module: Any) -> Callable[[Tensor], Tensor]:
+    """What stands between an expert's projections; found once per module."""
+    found: Callable[[Tensor], Tensor] | None = module.__dict__.get("plait_activation")
+    if found is None:
+        found = module._apply_gate if module.has_gate else module.act_fn
+        if module.has_gate and type(module)._apply_gate is _default_apply_gate:
+            name = activation_name(module.act_fn)
+            found = found if name is None else functools.partial(gated_activation, activation=name)
+        module.__dict__["plait_activation"] = found
+    return found
 
 
 def _weighted_sum(answers_TkD: Tensor, weights_Tk: Tensor, dtype: torch.dtype) -> Tensor:

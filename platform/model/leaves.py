@@ -130,22 +130,30 @@ class LinearSlice(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """RMS norm over the last dimension; `weight_offset` 1 is the `1 + w` form."""
+    """RMS norm over the last dimension; `ops.rms_norm` tells what the options mean."""
 
     weight: Tensor
 
-    def __init__(self, weight: nn.Parameter, eps: float, weight_offset: float) -> None:
+    def __init__(
+        self, weight: nn.Parameter, eps: float, *, weight_offset: float, round_first: bool
+    ) -> None:
         super().__init__()
         self.register_parameter("weight", weight)
         self.eps = eps
         self.weight_offset = weight_offset
+        self.round_first = round_first
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each row of `x`."""
         if x.is_meta:
             return torch.empty_like(x)
-        rows = x.reshape(-1, x.shape[-1])
-        return rms_norm(rows, self.weight, self.eps, weight_offset=self.weight_offset).view(x.shape)
+        return rms_norm(
+            x,
+            self.weight,
+            self.eps,
+            weight_offset=self.weight_offset,
+            round_first=self.round_first,
+        )
 
 
 class PackedTable(Tensor):

@@ -60,9 +60,9 @@ def load_model(options: Options) -> LoadedModel:
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
     checkpoint = find_checkpoint(options)
-    rope, max_model_len = _context(checkpoint, options)
     dtype = _resolve_dtype(options, _stored_dtypes(checkpoint))
     skeleton = build_skeleton(checkpoint, _DTYPES[dtype])
+    rope, max_model_len = _context(checkpoint, options)
     with _progress(options, len(skeleton.plan.steps)) as advance:
         fill(skeleton, max_model_len=max_model_len, advance=advance)
     info = _info(checkpoint, options, skeleton, dtype, rope)
@@ -82,9 +82,9 @@ def check_model(options: Options) -> SupportReport:
         _check_options(options)
         checkpoint = find_checkpoint(options)
         name, architecture = checkpoint.name, checkpoint.model_class.__name__
-        rope, max_model_len = _context(checkpoint, options)
         dtype = _resolve_dtype(options, _stored_dtypes(checkpoint))
         skeleton = build_skeleton(checkpoint, _DTYPES[dtype])
+        rope, max_model_len = _context(checkpoint, options)
     except PlaitError as error:
         return SupportReport(
             servable=False, reason=error.message, model=name, architecture=architecture

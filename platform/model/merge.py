@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from plait.platform.model.leaves import Linear, LinearSlice, MergedLinear, RMSNorm
+from plait.platform.model.mlp import replace_mlps
 from plait.platform.ops.rms_norm import reference_rms_norm
 
 SIBLINGS: tuple[tuple[str, ...], ...] = (
@@ -43,6 +44,7 @@ class Leaves:
     merged: list[MergedLinear] = field(default_factory=list)
     transposed: set[str] = field(default_factory=set)  # stored [in, out], as GPT-2 does
     num_norms: int = 0
+    num_mlps: int = 0
 
     def release(self) -> None:
         """Drop what merged leaves still hold of a step."""
@@ -53,7 +55,7 @@ class Leaves:
 def replace_leaves(model: nn.Module) -> Leaves:
     """Put our leaves into `model`, which lies on the meta device."""
     leaves = Leaves()
-    norms: dict[tuple[Any, ...], float | None] = {}
+    norms: dict[tuple[Any, ...], NormForm | None] = {}
     for parent_name, parent in list(model.named_modules()):
         _merge_siblings(parent_name, parent, leaves)
         for name, child in list(parent.named_children()):
@@ -65,6 +67,7 @@ def replace_leaves(model: nn.Module) -> Leaves:
                 if norm is not None:
                     setattr(parent, name, norm)
                     leaves.num_norms += 1
+    leaves.num_mlps = replace_mlps(model)
     return leaves
 
 
@@ -115,7 +118,15 @@ def separate(model: nn.Module, owner: MergedLinear, leaves: Leaves) -> None:
         setattr(model.get_submodule(parent_name), child_name, leaf)
 
 
-def _norm_leaf(norm: nn.Module, known: dict[tuple[Any, ...], float | None]) -> RMSNorm | None:
+@dataclass(frozen=True, slots=True)
+class NormForm:
+    """Which of the forms of `ops.rms_norm` a norm computes."""
+
+    weight_offset: float
+    round_first: bool
+
+
+def _norm_leaf(norm: nn.Module, known: dict[tuple[Any, ...], NormForm | None]) -> RMSNorm | None:
     """Our norm in the place of `norm`, if it computes the same; None where it does not."""
     weight = getattr(norm, "weight", None)
     eps = _eps_of(norm)
@@ -124,9 +135,11 @@ def _norm_leaf(norm: nn.Module, known: dict[tuple[Any, ...], float | None]) -> R
         return None
     key = (type(norm), tuple(weight.shape), eps)
     if key not in known:
-        known[key] = _weight_offset(norm, eps)
-    offset = known[key]
-    return None if offset is None else RMSNorm(weight, eps, offset)
+        known[key] = _norm_form(norm, eps)
+    form = known[key]
+    if form is None:
+        return None
+    return RMSNorm(weight, eps, weight_offset=form.weight_offset, round_first=form.round_first)
 
 
 def _eps_of(norm: nn.Module) -> float | None:
@@ -138,8 +151,8 @@ def _eps_of(norm: nn.Module) -> float | None:
 
 
 @torch.no_grad()
-def _weight_offset(norm: nn.Module, eps: float) -> float | None:
-    """Find by trial which of our two forms `norm` computes, in fp32, on small and large rows."""
+def _norm_form(norm: nn.Module, eps: float) -> NormForm | None:
+    """Find by trial, on small and large rows, which of our forms `norm` computes, if any."""
     trial = copy.deepcopy(norm).to_empty(device="cpu").float()
     generator = torch.Generator().manual_seed(0)
     weight = trial.weight
@@ -152,5 +165,23 @@ def _weight_offset(norm: nn.Module, eps: float) -> float | None:
     for offset in (0.0, 1.0):
         ours = reference_rms_norm(rows, weight, eps, weight_offset=offset)
         if torch.allclose(ours, wanted, rtol=1e-5, atol=1e-6):
-            return offset
+            return NormForm(offset, _rounds_first(trial, rows, eps, offset))
     return None
+
+
+def _rounds_first(trial: nn.Module, rows: Tensor, eps: float, offset: float) -> bool:
+    """Does the norm round to its input's dtype before the weight? Only visible in bf16."""
+    trial = trial.to(torch.bfloat16)
+    rows = rows.to(torch.bfloat16)
+    weight = trial.weight
+    assert isinstance(weight, Tensor)
+    wanted = trial(rows)
+    differing = {
+        first: int(
+            reference_rms_norm(rows, weight, eps, weight_offset=offset, round_first=first)
+            .ne(wanted)
+            .sum()
+        )
+        for first in (True, False)
+    }
+    return differing[True] <= differing[False]
