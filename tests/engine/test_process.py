@@ -144,5 +144,5 @@ async def test_a_drain_that_runs_out_of_time_aborts(client: ProcessClient) -> No
 async def test_a_start_that_fails_says_why(options: Options, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no file or directory"):
         await ProcessClient.start(Options(model=str(tmp_path / "nothing.gguf")))
-    with pytest.raises(ModelUnsupported, match="config.json"):
+    with pytest.raises(ModelUnsupported, match=r"config\.json"):
         await ProcessClient.start(Options(model=str(tmp_path)))
