@@ -463,19 +463,22 @@ class Scheduler:
         if plan.step_id != self._step_id or len(result.spans) != len(plan.spans):
             raise ValueError("commit takes the results of the last plan, one per span")
         in_flight, self._in_flight = self._in_flight, {}
+        current = [
+            (span, outcome)
+            for span, outcome in zip(plan.spans, result.spans, strict=True)
+            if span.sequence.state is SequenceState.RUNNING
+            and span.sequence.epoch == in_flight.get(span.sequence.seq_id)
+        ]
+        # Failures first: they end siblings too, whose results must then not take effect.
         commits: list[Commit] = []
-        for span, outcome in zip(plan.spans, result.spans, strict=True):
-            sequence = span.sequence
-            if sequence.state is not SequenceState.RUNNING:
-                continue
-            if sequence.epoch != in_flight.get(sequence.seq_id):
-                continue
+        for span, outcome in current:
             error = outcome.error or _contradiction(span, outcome)
             if error is not None:
                 failure = (InternalError.code, error)
-                ended = self._fail(sequence.request.request_id, failure)
+                ended = self._fail(span.sequence.request.request_id, failure)
                 commits += [Commit(sequence=s, error=failure) for s in ended]
-            else:
+        for span, outcome in current:
+            if span.sequence.state is SequenceState.RUNNING:
                 commits += self._apply(span, outcome, stop)
         return commits
 
