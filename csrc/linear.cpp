@@ -36,8 +36,6 @@ thread_local Buffer scratch_buffer;
 
 constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 
-size_t element_size(Element type) { return type == Element::kFloat32 ? 4 : 2; }
-
 // Work shorter than this runs on the calling thread: about 20 µs at 50 Gflop/s and at 20 GB/s.
 constexpr size_t kGrainFlops = 1'000'000;
 constexpr size_t kGrainBytes = 400'000;

@@ -20,9 +20,9 @@
 #include <cstdint>
 #include <functional>
 
-namespace plait {
+#include "element.h"
 
-enum class Element : uint8_t { kFloat32, kBfloat16 };
+namespace plait {
 
 constexpr size_t kTileOutputs = 16;
 constexpr size_t kStepBytes = 64;     // of one tile's weights

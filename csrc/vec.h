@@ -102,5 +102,37 @@ struct PlainVec {
   }
 };
 
+// Loads the first of `count` values and zeros after them; a whole vector where there are enough.
+template <class V, class T>
+inline typename V::F load_some(const T* p, size_t count) {
+  if (count >= V::kLanes) return V::load(p);
+  T padded[V::kLanes] = {};
+  std::memcpy(padded, p, count * sizeof(T));
+  return V::load(padded);
+}
+
+template <class V, class T>
+inline void store_some(T* p, typename V::F value, size_t count) {
+  if (count >= V::kLanes) {
+    V::store(p, value);
+    return;
+  }
+  T padded[V::kLanes];
+  V::store(padded, value);
+  std::memcpy(p, padded, count * sizeof(T));
+}
+
+// Rounds to the values that T holds.
+template <class V, class T>
+inline typename V::F round_to(typename V::F value) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return value;
+  } else {
+    T rounded[V::kLanes];
+    V::store(rounded, value);
+    return V::load(rounded);
+  }
+}
+
 }  // namespace
 }  // namespace plait
