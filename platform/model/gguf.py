@@ -8,20 +8,20 @@ half fits would answer with nonsense.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, dequantize, get_tensor_name_map
+from gguf import MODEL_ARCH_NAMES, dequantize, get_tensor_name_map
 from torch import Tensor
 from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
-from transformers.integrations.gguf.reader import GgufHeader, TensorInfo
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from plait.platform.errors import ModelUnsupported
-from plait.platform.gguf_metadata import read_gguf_metadata
+from plait.platform.model.gguf_header import GgufTensor, read_header
 from plait.platform.model.weights import Shape
 
 # GGUF architecture → transformers model type.
@@ -50,14 +50,15 @@ _HARMLESS = frozenset(
     {"rope.dimension_count", "attention.value_length", "attention.causal", "vocab_size"}
     | {"rope.scaling.attn_factor", "rope.scaling.finetuned"}
 )
+_LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}  # their number of layers, 27B each
 _ROPE_SCALING = "rope.scaling."
 _ROPE_FACTORS = "rope_freqs.weight"
 
 
 def read_gguf_config(path: Path) -> dict[str, Any]:
     """The transformers config that a GGUF file's metadata spells, as a dict."""
-    metadata = read_gguf_metadata(path)
-    architecture = metadata.get("general.architecture")
+    header = read_header(path)
+    metadata, architecture = header.metadata, header.architecture
     if architecture not in _MODEL_TYPES:
         raise ModelUnsupported(
             f"{path.name} has the GGUF architecture '{architecture}', which is not served from "
@@ -72,7 +73,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         if key.startswith(f"{architecture}.")
     }
     config = {**_fields(path, model_type, own), **_special_tokens(metadata)}
-    names = {info.name for info in read_header(path).tensors}
+    names = {tensor.name for tensor in header.tensors}
     config["tie_word_embeddings"] = "output.weight" not in names
     config.setdefault("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ())))
     return config
@@ -95,6 +96,11 @@ def _fields(path: Path, model_type: str, own: Mapping[str, Any]) -> dict[str, An
     if scaling:
         config["rope_scaling"] = scaling
     _check_head_size(path, config, own)
+    if model_type in _LARGEST_GEMMA:
+        # Only the 27B models scale attention by another size than their heads'.
+        largest = config["num_hidden_layers"] == _LARGEST_GEMMA[model_type]
+        size = config["hidden_size"] // config["num_attention_heads"]
+        config["query_pre_attn_scalar"] = size if largest else config["head_dim"]
     return config
 
 
@@ -130,34 +136,18 @@ def _special_tokens(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {**tokens, "eos_token_id": ends} if len(ends) > 1 else tokens
 
 
-def read_header(path: Path) -> GgufHeader:
-    """The tensor table of a GGUF file, checked against the file's size."""
-    try:
-        header = GgufHeader.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - whatever parsing a damaged file raises
-        raise ModelUnsupported(f"{path.name} is no readable GGUF file: {error}") from error
-    end = max((header.data_start + i.offset + i.nbytes for i in header.tensors), default=0)
-    if end > path.stat().st_size:
-        raise ModelUnsupported(
-            f"{path.name} is truncated: its tensors end at byte {end}, the file at "
-            f"{path.stat().st_size}"
-        )
-    return header
-
-
 class GgufFile:
     """The tensors of a GGUF file under the names of `model`'s parameters, read on demand."""
 
     def __init__(self, path: Path, model: Any) -> None:
         header = read_header(path)
         self._data = np.memmap(path, mode="r", dtype=np.uint8)
-        self._data_start = header.data_start
         self._infos = {info.name: info for info in header.tensors}
         make = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)
         self._processor = make(config=model.config.to_dict())
         self._names = _tensor_names(header.architecture, model, self._processor)
         self.rope_factors = self._take_rope_factors()
-        self._parts: dict[str, list[TensorInfo]] = {}
+        self._parts: dict[str, list[GgufTensor]] = {}
         unknown = []
         for info in self._infos.values():
             target = self._names.get(info.name) or self._names.get(info.name.removesuffix(".weight"))
@@ -171,9 +161,7 @@ class GgufFile:
                 f"{', '.join(unknown[:4])}"
             )
         self.shapes = {name: self._shape(model, name) for name in self._parts}
-        self.dtypes = frozenset(
-            GGMLQuantizationType(i.ggml_type).name for i in self._infos.values()
-        )
+        self.dtypes = frozenset(info.kind.name for info in self._infos.values())
 
     def _take_rope_factors(self) -> Tensor | None:
         """Llama 3 files carry their rope scaling as divisors of the inverse frequencies."""
@@ -187,12 +175,10 @@ class GgufFile:
             return tuple(model.get_parameter(name).shape)
         return infos[0].shape
 
-    def _numbers(self, info: TensorInfo) -> np.ndarray:
-        start = self._data_start + info.offset
-        raw = self._data[start : start + info.nbytes]
-        rows = int(np.prod(info.shape[:-1]))
-        kind = GGMLQuantizationType(info.ggml_type)
-        return dequantize(raw.reshape(rows, -1), kind).reshape(info.shape)
+    def _numbers(self, info: GgufTensor) -> np.ndarray:
+        raw = self._data[info.start : info.end]
+        rows = math.prod(info.shape[:-1])
+        return dequantize(raw.reshape(rows, -1), info.kind).reshape(info.shape)
 
     def read(self, name: str) -> Tensor:
         """One parameter in fp32, in transformers' order."""

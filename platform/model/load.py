@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from gguf import GGMLQuantizationType
 
 from plait.platform.config import KVGroup, ModelInfo, Options
 from plait.platform.errors import ConfigError, PlaitError
 from plait.platform.model.build import Skeleton, build_skeleton, fill, kv_groups
 from plait.platform.model.executor import TorchExecutor
-from plait.platform.model.gguf import read_header
+from plait.platform.model.gguf_header import read_header
 from plait.platform.model.rope import RopeFacts, rope_facts
 from plait.platform.model.source import Checkpoint, find_checkpoint
 from plait.platform.model.weights import SafetensorsFiles
@@ -136,8 +135,7 @@ def _context(checkpoint: Checkpoint, options: Options) -> tuple[RopeFacts, int]:
 def _stored_dtypes(checkpoint: Checkpoint) -> frozenset[str]:
     """How the weights are stored: names of safetensors' dtypes or GGUF's types."""
     if checkpoint.is_gguf:
-        header = read_header(checkpoint.path)
-        return frozenset(GGMLQuantizationType(i.ggml_type).name for i in header.tensors)
+        return frozenset(tensor.kind.name for tensor in read_header(checkpoint.path).tensors)
     return SafetensorsFiles(checkpoint.path).dtypes
 
 

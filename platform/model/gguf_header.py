@@ -1,0 +1,90 @@
+"""The tensor table of a GGUF file: names, shapes, types and places of its tensors."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from plait.platform.errors import ModelUnsupported
+from plait.platform.gguf_metadata import _Reader
+
+_DEFAULT_ALIGNMENT = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufTensor:
+    """One tensor: `shape` as torch has it, bytes `start:end` of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufHeader:
+    """Metadata and tensor table; checked against the file's size."""
+
+    metadata: dict[str, Any]
+    tensors: tuple[GgufTensor, ...]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture"))
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read the header of a GGUF file.
+
+    Raises `ModelUnsupported` where the file is no GGUF file, damaged or truncated.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            header = _HeaderReader(data).header()
+    except (struct.error, ValueError, IndexError, KeyError) as error:
+        raise ModelUnsupported(f"{path.name} is no readable GGUF file: {error}") from error
+    end = max((tensor.end for tensor in header.tensors), default=0)
+    if end > path.stat().st_size:
+        raise ModelUnsupported(
+            f"{path.name} is truncated: its tensors end at byte {end}, the file at "
+            f"{path.stat().st_size}"
+        )
+    return header
+
+
+class _HeaderReader(_Reader):
+    def header(self) -> GgufHeader:
+        metadata = self.metadata()
+        (num_tensors,) = struct.unpack_from("<Q", self._data, 8)
+        entries = [self._entry() for _ in range(num_tensors)]
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        data_start = -(-self._at // alignment) * alignment
+        tensors = tuple(
+            GgufTensor(
+                name=name,
+                shape=shape,
+                kind=kind,
+                start=data_start + offset,
+                end=data_start + offset + _num_bytes(shape, kind),
+            )
+            for name, shape, kind, offset in entries
+        )
+        return GgufHeader(metadata=metadata, tensors=tensors)
+
+    def _entry(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
+        name = self._string()
+        sizes = [self._unpack("Q") for _ in range(self._unpack("I"))]
+        kind, offset = GGMLQuantizationType(self._unpack("I")), self._unpack("Q")
+        return name, tuple(reversed(sizes)), kind, offset  # stored fastest first
+
+
+def _num_bytes(shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
+    block_values, block_bytes = GGML_QUANT_SIZES[kind]
+    return math.prod(shape) // block_values * block_bytes

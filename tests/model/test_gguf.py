@@ -1,0 +1,198 @@
+"""GGUF files: the same numbers as the checkpoint they were made from."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from support.step_driver import StepDriver, Track
+from support.tiny_models import EOS_TOKEN_ID, make_model
+
+from plait.platform.config import Options
+from plait.platform.errors import ModelUnsupported
+from plait.platform.model import check_model, load_model
+
+Q = gguf.GGMLQuantizationType
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3": gguf.MODEL_ARCH.GEMMA3,
+}
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 20000.0}
+
+
+def interleave(weight, num_heads):
+    """Rows of q and k as llama.cpp's converter stores them for the llama family."""
+    size = weight.shape[0] // num_heads
+    halves = weight.reshape(num_heads, 2, size // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def stored(family, name, weight, config):
+    """A weight in the order in which GGUF has it."""
+    if family == "llama" and ("q_proj" in name or "k_proj" in name):
+        heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+        return interleave(weight, heads)
+    return weight + 1 if family in ("gemma2", "gemma3") and "norm" in name else weight
+
+
+def split_experts(name, weight):
+    """GGUF keeps gates and ups of all experts apart."""
+    if not name.endswith("gate_up_proj"):
+        return {name: weight}
+    gate, up = np.split(weight, 2, axis=1)
+    stem = name.removesuffix("gate_up_proj")
+    return {f"{stem}gate_proj": gate, f"{stem}up_proj": up}
+
+
+EXPERT_NAMES = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
+
+
+def gguf_name(table, name):
+    if ".experts." in name:
+        layer, ending = name.split(".")[2], name.rpartition(".")[2]
+        return f"blk.{layer}.{EXPERT_NAMES[ending]}.weight"
+    stem, _, suffix = name.rpartition(".")
+    return f"{table.get_name(stem)}.{suffix}"
+
+
+def write_gguf(path: Path, family, model, kind=Q.F32, extra=None):
+    """Write `model`; matrices of it are rounded to `kind` in place, so that it stays the oracle."""
+    config, arch = model.config, ARCHITECTURES[family]
+    name = gguf.MODEL_ARCH_NAMES[arch]
+    writer = gguf.GGUFWriter(path, name)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    if family in ("qwen3", "qwen3_moe", "gemma2", "gemma3"):
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    if family == "qwen3_moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if family in ("gemma2", "gemma3"):
+        writer.add_sliding_window(config.sliding_window)
+    if family == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    writer.add_eos_token_id(EOS_TOKEN_ID)
+    for key, value in (extra or {}).items():
+        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        add(key.format(arch=name), value)
+    table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    tied = config.tie_word_embeddings
+    for parameter_name, parameter in model.state_dict().items():
+        if tied and parameter_name == "lm_head.weight":
+            continue
+        for part_name, part in split_experts(parameter_name, parameter.numpy()).items():
+            part_kind = kind if part.ndim >= 2 else Q.F32
+            data = stored(family, part_name, part, config)
+            packed = gguf.quantize(np.ascontiguousarray(data), part_kind)
+            writer.add_tensor(gguf_name(table, part_name), packed, raw_dtype=part_kind)
+            if part_kind != Q.F32:
+                rounded = gguf.dequantize(gguf.quantize(part, part_kind), part_kind)
+                part[...] = rounded  # rows are only reordered, so rounding commutes with it
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def logprobs(path):
+    loaded = load_model(Options(model=str(path), dtype="float32"))
+    track = Track(list(range(5, 45)), num_output=1)
+    StepDriver(loaded.executor).run([track])
+    return torch.stack(track.logprobs), loaded.info
+
+
+@torch.no_grad()
+def check_same(path, model):
+    wanted = model(torch.arange(5, 45)[None]).logits[0].log_softmax(-1)
+    got, info = logprobs(path)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
+    return info
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_every_architecture_equals_the_model_it_was_made_from(family, tmp_path):
+    fields = {
+        "qwen3_moe": {"mlp_only_layers": []},
+        "gemma2": {"query_pre_attn_scalar": 32},
+        "gemma3": {
+            "query_pre_attn_scalar": 32,
+            "num_hidden_layers": 6,  # five with a window, one without: the default pattern
+            "layer_types": None,
+            "rope_parameters": None,
+        },
+    }
+    model = make_model(family, **{"rope_parameters": DEFAULT_ROPE, **fields.get(family, {})})
+    info = check_same(write_gguf(tmp_path / "m.gguf", family, model), model)
+    assert (info.source, info.eos_token_ids, info.name) == ("gguf", (EOS_TOKEN_ID,), "m")
+
+
+@pytest.mark.parametrize("kind", [Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1])
+def test_every_type_is_dequantised(kind, tmp_path):
+    model = make_model("llama", rope_parameters=DEFAULT_ROPE, tie_word_embeddings=True)
+    check_same(write_gguf(tmp_path / "m.gguf", "llama", model, kind), model)
+
+
+def test_rope_scaling_keys_are_honoured(tmp_path):
+    rope = {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0}
+    model = make_model("llama", rope_parameters=rope)
+    extra = {"{arch}.rope.scaling.type": "linear", "{arch}.rope.scaling.factor": 4.0}
+    check_same(write_gguf(tmp_path / "m.gguf", "llama", model, extra=extra), model)
+
+
+def test_llama3_rope_factors_are_applied(tmp_path):
+    model = make_model("llama")  # llama3 rope scaling
+    plain = make_model("llama", rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    factors = plain.model.rotary_emb.inv_freq / model.model.rotary_emb.inv_freq
+    assert factors.max() > 2
+
+    class WithFactors:
+        config = plain.config
+
+        @staticmethod
+        def state_dict():
+            return {**model.state_dict(), "rope_freqs.weight": factors}
+
+    check_same(write_gguf(tmp_path / "m.gguf", "llama", WithFactors), model)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"{arch}.attention.temperature_length": 1.0}, "attention.temperature_length"),
+        ({"{arch}.rope.scaling.type": "longrope"}, "longrope"),
+    ],
+)
+def test_keys_that_are_not_understood_are_refused(extra, words, tmp_path):
+    model = make_model("llama", rope_parameters=DEFAULT_ROPE)
+    path = write_gguf(tmp_path / "m.gguf", "llama", model, extra=extra)
+    with pytest.raises(ModelUnsupported, match=words):
+        load_model(Options(model=str(path)))
+
+
+def test_damaged_files_and_other_architectures_are_refused(tmp_path):
+    model = make_model("llama", rope_parameters=DEFAULT_ROPE)
+    path = write_gguf(tmp_path / "m.gguf", "llama", model)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1000])
+    assert "truncated" in check_model(Options(model=str(path))).reason
+    path.write_bytes(whole.replace(b"llama", b"bloom"))
+    assert "'bloom'" in check_model(Options(model=str(path))).reason
+    path.write_bytes(b"GGUF")
+    assert "no readable GGUF" in check_model(Options(model=str(path))).reason
