@@ -11,6 +11,7 @@ import torch
 if TYPE_CHECKING:
     from plait.platform.config import CacheConfig, KVGroup
 
+_ALIGNMENT = 64  # bytes: a cache line and the widest vector
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -46,4 +47,6 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    memory = torch.from_numpy(np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8))
+    start = -memory.data_ptr() % _ALIGNMENT
+    return memory[start : start + num_bytes].view(dtype).view(shape)
