@@ -21,6 +21,7 @@ from plait.platform import penalties
 from plait.platform.core import Sequence, Span, SpanResult, StepPlan, StepResult, TokenLogprobs
 from plait.platform.logprobs import token_logprobs
 from plait.platform.noise import Noise, stream_key
+from plait.platform.ops.gumbel_argmax import gumbel_argmax
 from plait.platform.token_filters import kept_tokens
 
 if TYPE_CHECKING:
@@ -119,8 +120,8 @@ class Sampler:
         temperature = max(params.temperature, MIN_TEMPERATURE)
         ids = kept_tokens(row, temperature, params.top_k, params.top_p, params.min_p)
         if ids is None:
-            return self._noise.argmax(key, row, temperature)
-        return int(ids[self._noise.argmax(key, row[ids], temperature, ids)])
+            return gumbel_argmax(self._noise, key, row, temperature)
+        return int(ids[gumbel_argmax(self._noise, key, row[ids], temperature, ids)])
 
     def _prompt_logprobs(
         self, span: Span, first_row: int, hidden: torch.Tensor, executor: Executor

@@ -1,4 +1,4 @@
-"""The noise: known values, uniform, independent, and its fast argmax exact."""
+"""The noise: known values, uniform, independent."""
 
 from __future__ import annotations
 
@@ -51,19 +51,3 @@ def test_gumbel_has_its_mean_and_variance() -> None:
     noise = Noise(200_000).gumbel(stream_key(1, 2, 3))
     assert abs(noise.mean() - np.euler_gamma) < 0.015
     assert abs(noise.var() - np.pi**2 / 6) < 0.05
-
-
-@pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 5.0, 40.0])
-@pytest.mark.parametrize("temperature", [1e-4, 0.7, 3.0])
-def test_the_bounded_argmax_equals_the_full_one(scale: float, temperature: float) -> None:
-    size = 5003
-    noise, rng = Noise(size), np.random.default_rng(int(scale * 10))
-    for position in range(40):
-        logits = (rng.standard_normal(size) * scale + 50).astype(np.float32)
-        logits[rng.random(size) < 0.1] = -np.inf
-        key = stream_key(11, 0, position)
-        with np.errstate(all="ignore"):
-            scores = logits.astype(np.float64) / temperature + noise.gumbel(key)
-            assert noise.argmax(key, logits, temperature) == int(scores.argmax())
-            ids = np.flatnonzero(rng.random(size) < 0.6)
-            assert noise.argmax(key, logits[ids], temperature, ids) == int(scores[ids].argmax())
