@@ -86,6 +86,11 @@ class Engine:
         return self.num_unfinished > 0 or bool(self._pending)
 
     @property
+    def has_room(self) -> bool:
+        """Whether `add` takes one more request."""
+        return self.scheduler.has_room
+
+    @property
     def num_unfinished(self) -> int:
         """Sequences that have not ended."""
         return self.scheduler.num_unfinished

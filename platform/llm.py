@@ -174,7 +174,7 @@ class LLM:
             with _Bar(sum(r.params.n for r, _ in jobs), show) as bar:
                 waiting = deque(_Job(request=r, output=o, listen=bar.event) for r, o in jobs)
                 while waiting or any(not output.finished for _, output in jobs):
-                    while waiting and self._has_room():
+                    while waiting and self._engine.has_room:
                         self._add(waiting.popleft())
                     self._step()
         finally:
@@ -184,7 +184,7 @@ class LLM:
     def _stream(self, request: Request, output: RequestOutput) -> Iterator[CompletionDelta]:
         deltas: deque[CompletionDelta] = deque()
         job = _Job(request=request, output=output, listen=deltas.append)
-        while not self._has_room():
+        while not self._engine.has_room:
             self._step()
         self._add(job)
         try:
@@ -198,11 +198,6 @@ class LLM:
                 yield delta
         finally:
             self._abort([request.request_id])
-
-    def _has_room(self) -> bool:
-        """Whether the queue takes one more; batches of any size pass through it bit by bit."""
-        limits = self.config.scheduler
-        return len(self._running) < max(limits.max_num_seqs + limits.max_num_queued, 1)
 
     def _add(self, job: _Job) -> None:
         self._engine.add(job.request)

@@ -153,6 +153,12 @@ class Scheduler:
         return self.num_unfinished - len(self._running)
 
     @property
+    def has_room(self) -> bool:
+        """Whether `add` takes one more: the queue's bound, and the places that are free now."""
+        places = self._config.max_num_seqs - len(self._running)
+        return len(self._queued) < self._config.max_num_queued + max(places, 0)
+
+    @property
     def kv_usage(self) -> float:
         """Share of KV blocks that sequences hold, of the fullest group; 0 … 1."""
         return self._kv.usage
@@ -167,7 +173,7 @@ class Scheduler:
             Overloaded: too many requests wait for their first admission.
         """
         self._check(request, max_total_tokens)
-        if len(self._queued) >= self._config.max_num_queued:
+        if not self.has_room:
             raise Overloaded(
                 f"{len(self._queued)} requests are waiting, as many as the queue takes; retry later"
             )

@@ -165,7 +165,7 @@ def test_a_deadline_ends_the_request_with_its_code() -> None:
 
 
 def test_a_full_queue_refuses_and_keeps_what_it_has() -> None:
-    engine, _ = make_engine(max_num_queued=2)
+    engine, _ = make_engine(max_num_seqs=1, max_num_queued=1)
     engine.add(request("a", [3]))
     engine.add(request("b", [4]))
     with pytest.raises(Overloaded):
