@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import MoeModelOutputWithPast
+from transformers.modeling_outputs import MoEModelOutputWithPastAndCrossAttentions
 
 from plait.platform.config import KVGroup
 from plait.platform.errors import ModelUnsupported
@@ -50,7 +50,7 @@ class Skeleton:
 
     @property
     def backbone(self) -> Any:
-        return getattr(self.model, self.model.base_model_prefix)
+        return getattr(self.model, _backbone_name(self.model))
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -80,10 +80,7 @@ def build_skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
         if is_experts(module):
             check_experts(name, module)
     leaves = replace_leaves(model)
-    backbone = getattr(model, model.base_model_prefix, None)
-    if backbone is None or backbone is model:
-        raise ModelUnsupported(f"{type(model).__name__} has no separate backbone")
-    layers = probe_attention(model, backbone)
+    layers = probe_attention(model, getattr(model, _backbone_name(model)))
     for owner in [o for o in leaves.merged if o.num_repeats or not o.drained]:
         separate(model, owner, leaves)
     leaves.release()
@@ -146,8 +143,8 @@ def _open_source(checkpoint: Checkpoint, model: Any) -> tuple[TensorSource, Load
 class _Given(nn.Module):
     """Stands for the backbone in `Skeleton.head`: answers with the rows it is given."""
 
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> MoEModelOutputWithPastAndCrossAttentions:
+        return MoEModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)
 
 
 def _head_of(model: Any) -> nn.Module:
@@ -157,8 +154,20 @@ def _head_of(model: Any) -> nn.Module:
     its forward is the head.
     """
     head: nn.Module = copy.copy(model)
-    head.__dict__["_modules"] = {**model._modules, model.base_model_prefix: _Given()}
+    name = _backbone_name(model)
+    given = _Given()
+    if "decoder" in model._modules[name]._modules:  # OPT calls this part of its backbone
+        given.decoder = _Given()
+    head.__dict__["_modules"] = {**model._modules, name: given}
     return head
+
+
+def _backbone_name(model: Any) -> str:
+    """The child that turns tokens into hidden rows."""
+    for name in (model.base_model_prefix, "model"):
+        if isinstance(model._modules.get(name), nn.Module):
+            return str(name)
+    raise ModelUnsupported(f"{type(model).__name__} has no separate backbone")
 
 
 @torch.no_grad()

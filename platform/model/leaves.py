@@ -23,8 +23,11 @@ class Linear(nn.Module):
     packed: PackedWeight | None
     bias: Tensor | None
 
-    def __init__(self, in_features: int, out_features: int, *, has_bias: bool) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, *, has_bias: bool, dtype: torch.dtype
+    ) -> None:
         super().__init__()
+        self.weight = _stand_in(out_features, in_features, dtype)
         self.in_features = in_features
         self.out_features = out_features
         self.has_bias = has_bias
@@ -46,6 +49,13 @@ class Linear(nn.Module):
             shape = (*x.shape[:-1], self.out_features)
             return torch.empty(shape, dtype=self.out_dtype or x.dtype, device="meta")
         return linear(x, self.packed, self.bias, out_dtype=self.out_dtype)
+
+
+def _stand_in(out_features: int, in_features: int, dtype: torch.dtype) -> Tensor:
+    """What a family's code finds as a leaf's `weight`: shape and dtype, but no values."""
+    weight = torch.empty((out_features, in_features), dtype=dtype, device="meta")
+    weight._is_hf_initialized = True  # type: ignore[attr-defined] # transformers' init skips it
+    return weight
 
 
 class MergedLinear:
@@ -123,6 +133,7 @@ class LinearSlice(nn.Module):
         self.part = part
         self.in_features = owner.leaf.in_features
         self.out_features = owner.rows[part][1] - owner.rows[part][0]
+        self.weight = _stand_in(self.out_features, self.in_features, owner.leaf.weight.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """This sibling's columns of the merged product."""

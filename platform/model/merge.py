@@ -79,9 +79,10 @@ def _shape(linear: nn.Module) -> tuple[int, int]:
     return linear.in_features, linear.out_features
 
 
-def _plain_leaf(name: str, linear: nn.Module, leaves: Leaves) -> Linear:
+def _plain_leaf(name: str, linear: nn.Linear | Conv1D, leaves: Leaves) -> Linear:
     in_features, out_features = _shape(linear)
-    leaf = Linear(in_features, out_features, has_bias=linear.bias is not None)
+    has_bias, dtype = linear.bias is not None, linear.weight.dtype
+    leaf = Linear(in_features, out_features, has_bias=has_bias, dtype=dtype)
     leaves.sites[name] = Site(leaf=leaf, start=0, end=out_features)
     if isinstance(linear, Conv1D):
         leaves.transposed.add(name)
@@ -97,7 +98,9 @@ def _merge_siblings(parent_name: str, parent: nn.Module, leaves: Leaves) -> None
         if len({(x.in_features, x.bias is None) for x in linears}) != 1:
             continue
         sizes = tuple(x.out_features for x in linears)
-        leaf = Linear(linears[0].in_features, sum(sizes), has_bias=linears[0].bias is not None)
+        first = linears[0]
+        has_bias, dtype = first.bias is not None, first.weight.dtype
+        leaf = Linear(first.in_features, sum(sizes), has_bias=has_bias, dtype=dtype)
         full_names = tuple(f"{parent_name}.{name}" if parent_name else name for name in names)
         owner = MergedLinear(full_names, sizes, leaf)
         leaves.merged.append(owner)
@@ -112,7 +115,10 @@ def separate(model: nn.Module, owner: MergedLinear, leaves: Leaves) -> None:
     leaves.merged.remove(owner)
     for part, name in enumerate(owner.names):
         start, end = owner.rows[part]
-        leaf = Linear(owner.leaf.in_features, end - start, has_bias=owner.leaf.has_bias)
+        whole = owner.leaf
+        leaf = Linear(
+            whole.in_features, end - start, has_bias=whole.has_bias, dtype=whole.weight.dtype
+        )
         leaves.sites[name] = Site(leaf=leaf, start=0, end=end - start)
         parent_name, _, child_name = name.rpartition(".")
         setattr(model.get_submodule(parent_name), child_name, leaf)

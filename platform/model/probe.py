@@ -8,7 +8,7 @@ refused here, by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,6 +23,7 @@ from plait.platform.model.attention import attention_forward
 
 _PROBE_NAME = "plait_probe"
 _ROWS = 2
+_SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Attention arguments that we honour, or that mean nothing when serving.
 _KNOWN_OPTIONS = frozenset(
     {"dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal", "position_ids"}
@@ -149,6 +150,7 @@ def probe_attention(model: Any, backbone: Any) -> tuple[LayerAttention, ...]:
     Raises `ModelUnsupported` if a layer does not go through the attention interface, or asks for
     something that is not served.
     """
+    _refuse_row_mixing(model)
     calls: list[LayerAttention] = []
     ids = torch.zeros((1, _ROWS), dtype=torch.int64, device="meta")
     with _probing(model, calls):
@@ -157,12 +159,26 @@ def probe_attention(model: Any, backbone: Any) -> tuple[LayerAttention, ...]:
         except ModelUnsupported:
             raise
         except Exception as error:  # noqa: BLE001 - any failure of foreign code is the answer
+            why = "cannot be run on a flat batch"
+            if not calls:
+                why = "has attention of its own, not transformers' attention interface"
             raise ModelUnsupported(
-                f"{type(model).__name__} cannot be run on a flat batch: "
-                f"{type(error).__name__}: {error}"
+                f"{type(model).__name__} is not served: it {why} ({type(error).__name__}: {error})"
             ) from error
     _check_layers(model, calls)
     return tuple(calls)
+
+
+def _refuse_row_mixing(model: Any) -> None:
+    """Rows of a flat batch may meet in attention alone: neighbours belong to other requests."""
+    name = type(model).__name__
+    kinds = set(getattr(model.config, "layer_types", None) or ()) - _SERVED_LAYER_TYPES
+    if kinds:
+        raise ModelUnsupported(f"{name} is not served: it has layers of type {_listed(kinds)}")
+    convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    mixing = [n for n, module in model.named_modules() if isinstance(module, convolutions)]
+    if mixing:
+        raise ModelUnsupported(f"{name} is not served: {mixing[0]} is a convolution over tokens")
 
 
 def _check_layers(model: Any, calls: list[LayerAttention]) -> None:
@@ -179,6 +195,6 @@ def _check_layers(model: Any, calls: list[LayerAttention]) -> None:
         raise ModelUnsupported(f"{name} is not served: its layers attend in the order {layers}")
 
 
-def _listed(layers: list[int]) -> str:
-    shown = ", ".join(str(x) for x in layers[:8])
-    return shown + (", …" if len(layers) > 8 else "")
+def _listed(items: Iterable[int | str]) -> str:
+    ordered = sorted(items)
+    return ", ".join(str(x) for x in ordered[:8]) + (", …" if len(ordered) > 8 else "")

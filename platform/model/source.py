@@ -207,7 +207,7 @@ def _eos_token_ids(path: Path, config: PreTrainedConfig) -> tuple[int, ...]:
     """End tokens of the config and of generation_config.json, first named first."""
     found: list[int] = []
     generation = path / "generation_config.json"
-    sources: list[Any] = [config.eos_token_id]
+    sources: list[Any] = [getattr(config, "eos_token_id", None)]
     if path.is_dir() and generation.exists():
         try:
             sources.insert(0, json.loads(generation.read_text()).get("eos_token_id"))

@@ -15,7 +15,7 @@ def merged(sizes=(24, 8, 8), width=16):
     weights = [torch.randn(size, width) for size in sizes]
     biases = [torch.randn(size) for size in sizes]
     names = tuple("qkv"[: len(sizes)])
-    owner = MergedLinear(names, sizes, Linear(width, sum(sizes), has_bias=True))
+    owner = MergedLinear(names, sizes, Linear(width, sum(sizes), has_bias=True, dtype=torch.float32))
     for part in (2, 0, 1):  # in whatever order the checkpoint brings them
         owner.set_weight(part, weights[part])
         owner.set_bias(part, biases[part])
