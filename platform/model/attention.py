@@ -33,7 +33,12 @@ class AttentionSite(Protocol):
 
 
 def attention_forward(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Entry point for transformers modules."""
     site: AttentionSite | None = module.__dict__.get("attention_site")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoEModelOutputWithPastAndCrossAttentions
 
 from plait.platform.config import KVGroup
@@ -109,11 +110,14 @@ def _instantiate(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     with _all(contexts):
         try:
             model = checkpoint.model_class(config)
-        except Exception as error:  # noqa: BLE001 - any failure of foreign code is the answer
+        except Exception as error:
             raise ModelUnsupported(
                 f"{checkpoint.model_class.__name__} cannot be built from its config: "
                 f"{type(error).__name__}: {error}"
             ) from error
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):  # it would look for padding in every step's tokens
+            module.__dict__["warn_if_padding_and_no_attention_mask"] = _ignore
     return model.eval()
 
 
@@ -143,7 +147,9 @@ def _open_source(checkpoint: Checkpoint, model: Any) -> tuple[TensorSource, Load
 class _Given(nn.Module):
     """Stands for the backbone in `Skeleton.head`: answers with the rows it is given."""
 
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> MoEModelOutputWithPastAndCrossAttentions:
+    def forward(
+        self, *_: Any, inputs_embeds: Tensor, **__: Any
+    ) -> MoEModelOutputWithPastAndCrossAttentions:
         return MoEModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)
 
 
@@ -180,7 +186,7 @@ def _probe_head(model: Any, head: nn.Module) -> int:
     rows = torch.empty((1, 3, model.config.hidden_size), dtype=model.config.dtype, device="meta")
     try:
         logits = head(inputs_embeds=rows, use_cache=False).logits
-    except Exception as error:  # noqa: BLE001 - any failure of foreign code is the answer
+    except Exception as error:
         raise ModelUnsupported(f"{name}'s head cannot be run on rows alone: {error}") from error
     if logits.dim() != 3 or logits.shape[:2] != (1, 3):
         raise ModelUnsupported(f"{name}'s head gives logits of shape {tuple(logits.shape)}")
@@ -221,8 +227,8 @@ def fill(skeleton: Skeleton, *, max_model_len: int, advance: Callable[[], None])
     _check_filled(model)
 
 
-def _ignore(_: Tensor) -> None:
-    """Sink of a tied embedding: its rows are read from the head."""
+def _ignore(*_: object) -> None:
+    """Sink of a tied embedding, whose rows are read from the head."""
 
 
 def _fill_buffers(model: Any) -> None:

@@ -46,9 +46,7 @@ class TorchExecutor:
     def allocate(self, cache: CacheConfig) -> None:
         """Create the page tensors of every group."""
         nothing = torch.empty(0, dtype=torch.int64)
-        self._step.groups[:] = [
-            GroupStep(pages, nothing, nothing) for pages in create_pages(cache)
-        ]
+        self._step.groups[:] = [GroupStep(pages, nothing, nothing) for pages in create_pages(cache)]
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> Tensor:

@@ -150,7 +150,9 @@ class GgufFile:
         self._parts: dict[str, list[GgufTensor]] = {}
         unknown = []
         for info in self._infos.values():
-            target = self._names.get(info.name) or self._names.get(info.name.removesuffix(".weight"))
+            target = self._names.get(info.name) or self._names.get(
+                info.name.removesuffix(".weight")
+            )
             if target is None:
                 unknown.append(info.name)
             else:

@@ -223,7 +223,7 @@ class RowWiseWeight(Tensor):
     def __torch_function__(
         cls,
         func: Callable[..., Any],
-        types: Any,  # noqa: ARG003
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:

@@ -158,7 +158,7 @@ def probe_attention(model: Any, backbone: Any) -> tuple[LayerAttention, ...]:
             backbone(input_ids=ids, position_ids=ids.clone(), use_cache=False)
         except ModelUnsupported:
             raise
-        except Exception as error:  # noqa: BLE001 - any failure of foreign code is the answer
+        except Exception as error:
             why = "cannot be run on a flat batch"
             if not calls:
                 why = "has attention of its own, not transformers' attention interface"

@@ -35,7 +35,9 @@ def rope_facts(config: Any, max_model_len: int | None) -> RopeFacts:
     kinds = {p.get("rope_type", "default") for p in rope}
     notes: list[str] = []
     if "dynamic" in kinds:
-        notes.append(f"dynamic rope scaling stays within {longest} tokens, where it is the identity")
+        notes.append(
+            f"dynamic rope scaling stays within {longest} tokens, where it is the identity"
+        )
     for p in rope:
         original = p.get("original_max_position_embeddings")
         if p.get("rope_type") == "yarn" and original and p.get("factor"):

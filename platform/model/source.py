@@ -177,7 +177,7 @@ def _parse_config(raw: dict[str, Any], path: Path, name: str) -> PreTrainedConfi
         if path.is_file():
             return config_class.from_dict(dict(raw))
         return config_class.from_pretrained(path, local_files_only=True)
-    except Exception as error:  # noqa: BLE001 - whatever a config's own checks raise
+    except Exception as error:
         raise ModelUnsupported(f"{name}: its config is not valid: {error}") from error
 
 

@@ -31,6 +31,7 @@ from plait.platform.errors import ModelUnsupported
 
 Shape = tuple[int, ...]
 
+
 class TensorSource(Protocol):
     """Tensors by name, read one at a time."""
 
@@ -276,7 +277,7 @@ def _convert(step: LoadStep, model: Any) -> dict[str, Any]:
         )
     except ModelUnsupported:
         raise
-    except Exception as error:  # noqa: BLE001 - transformers' converters raise anything
+    except Exception as error:
         raise ModelUnsupported(
             f"{step.first_target} cannot be made from {_some(step.sources)}: {error}"
         ) from error

@@ -49,7 +49,11 @@ def split_experts(name, weight):
     return {f"{stem}gate_proj": gate, f"{stem}up_proj": up}
 
 
-EXPERT_NAMES = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
+EXPERT_NAMES = {
+    "gate_proj": "ffn_gate_exps",
+    "up_proj": "ffn_up_exps",
+    "down_proj": "ffn_down_exps",
+}
 
 
 def gguf_name(table, name):

@@ -123,7 +123,10 @@ def replace(name, tensor):
     [
         (drop("model.layers.1.self_attn.k_proj.weight"), "1 tensors .*missing.*k_proj"),
         (replace("model.layers.0.extra.weight", torch.ones(2)), "no place in Llama.*extra"),
-        (replace("model.norm.weight", torch.ones(63)), r"model.norm.weight has shape \[63\].*\[64\]"),
+        (
+            replace("model.norm.weight", torch.ones(63)),
+            r"model.norm.weight has shape \[63\].*\[64\]",
+        ),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused(edit, words, tmp_path):

@@ -1,21 +1,23 @@
 """Merged linears are right whatever their owner's forward does with them."""
 
 import torch
+from support.tiny_models import make_checkpoint
 from torch import nn
 
+from plait.platform.config import Options
 from plait.platform.model.build import build_skeleton
-from plait.platform.model.leaves import Linear, LinearSlice, MergedLinear, PackedTable
+from plait.platform.model.leaves import Linear, LinearSlice, MergedLinear
 from plait.platform.model.merge import replace_leaves, separate
 from plait.platform.model.source import find_checkpoint
-from plait.platform.config import Options
-from support.tiny_models import make_checkpoint
 
 
 def merged(sizes=(24, 8, 8), width=16):
     weights = [torch.randn(size, width) for size in sizes]
     biases = [torch.randn(size) for size in sizes]
     names = tuple("qkv"[: len(sizes)])
-    owner = MergedLinear(names, sizes, Linear(width, sum(sizes), has_bias=True, dtype=torch.float32))
+    owner = MergedLinear(
+        names, sizes, Linear(width, sum(sizes), has_bias=True, dtype=torch.float32)
+    )
     for part in (2, 0, 1):  # in whatever order the checkpoint brings them
         owner.set_weight(part, weights[part])
         owner.set_bias(part, biases[part])

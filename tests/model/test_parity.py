@@ -96,7 +96,7 @@ def test_bfloat16_stays_near_float32(family, tmp_path):
 
 
 def test_longrope_uses_long_factors_where_the_served_context_is_long(tmp_path):
-    """transformers switches by the longest position of a forward; we fix the choice at load."""
+    """Transformers switches by the longest position of a forward; we fix the choice at load."""
     rope = {
         "rope_type": "longrope",
         "rope_theta": 10000.0,

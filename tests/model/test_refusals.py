@@ -35,10 +35,16 @@ def reason(directory):
         ("MambaForCausalLM", transformers.MambaConfig(**SMALL, state_size=4), "Mamba"),
         (
             "T5ForConditionalGeneration",
-            transformers.T5Config(vocab_size=64, d_model=32, d_ff=32, num_layers=1, d_kv=16, num_heads=2),
+            transformers.T5Config(
+                vocab_size=64, d_model=32, d_ff=32, num_layers=1, d_kv=16, num_heads=2
+            ),
             "encoder-decoder",
         ),
-        ("BloomForCausalLM", transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2), "Bloom"),
+        (
+            "BloomForCausalLM",
+            transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2),
+            "Bloom",
+        ),
         ("FalconForCausalLM", transformers.FalconConfig(**SMALL, alibi=True), "Falcon"),
         (
             "BertForMaskedLM",

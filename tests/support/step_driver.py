@@ -87,24 +87,33 @@ class StepDriver:
                     free.extend(blocks)
 
     def _batch(self, tracks: Sequence[Track], counts: Sequence[int]) -> StepBatch:
-        positions = [np.arange(t.num_computed, t.num_computed + n) for t, n in zip(tracks, counts)]
-        ends = [t.num_computed + n for t, n in zip(tracks, counts)]
-        for track, end in zip(tracks, ends):
+        positions = [
+            np.arange(t.num_computed, t.num_computed + n)
+            for t, n in zip(tracks, counts, strict=True)
+        ]
+        ends = [t.num_computed + n for t, n in zip(tracks, counts, strict=True)]
+        for track, end in zip(tracks, ends, strict=True):
             self._grow(track, end)
         tables, slots = [], []
         for group in range(len(self.free)):
             owned = [np.array(t.blocks[group], dtype=np.int32) for t in tracks]
             table = np.zeros((len(tracks), max(len(b) for b in owned)), dtype=np.int32)
-            for row, blocks in zip(table, owned):
+            for row, blocks in zip(table, owned, strict=True):
                 row[: len(blocks)] = blocks
             tables.append(table)
             slots.append(
                 np.concatenate(
-                    [b[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for b, p in zip(owned, positions)]
+                    [
+                        b[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE
+                        for b, p in zip(owned, positions, strict=True)
+                    ]
                 ).astype(np.int64)
             )
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        ids = [t.tokens[t.num_computed : t.num_computed + n] for t, n in zip(tracks, counts)]
+        ids = [
+            t.tokens[t.num_computed : t.num_computed + n]
+            for t, n in zip(tracks, counts, strict=True)
+        ]
         nothing = np.empty(0, dtype=np.int64)
         return StepBatch(
             token_ids=np.concatenate(ids).astype(np.int64),

@@ -144,6 +144,28 @@ _FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
         },
     ),
+    # Latent attention, expanded: values are narrower than keys.
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 12,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+            "n_group": 2,
+            "topk_group": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    # Learned positions, weights stored transposed.
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"n_positions": 512}),
 }
 
 FAMILIES: tuple[str, ...] = tuple(_FAMILIES)
