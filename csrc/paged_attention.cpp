@@ -70,7 +70,7 @@ constexpr double kMultiplyAddsPerThread = 400'000;
 }  // namespace
 
 AttentionKernels attention_kernels_plain() {
-  return make_attention_kernels<FloatScores<PlainVec>, WidenScores<PlainVec>, PlainTranspose>();
+  return make_attention_kernels<PlainVec, PlainTranspose>();
 }
 
 AttentionKernels attention_kernels(CpuIsa isa) {

@@ -4,7 +4,7 @@
 namespace plait {
 
 AttentionKernels attention_kernels_avx2() {
-  return make_attention_kernels<FloatScores<Avx2Vec>, WidenScores<Avx2Vec>, AvxTranspose>();
+  return make_attention_kernels<Avx2Vec, AvxTranspose>();
 }
 
 }  // namespace plait

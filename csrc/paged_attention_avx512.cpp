@@ -17,6 +17,19 @@ struct DotScores {
     std::memcpy(to, from, static_cast<size_t>(head_size) * sizeof(uint16_t));
   }
 
+  // Pairs go through the transpose of 4-byte values as they are; an odd last value is paired with
+  // 0.
+  static void pack(const Element* const* keys, int64_t head_size, float* panel) {
+    const float* pairs[8];
+    for (int i = 0; i < 8; ++i) pairs[i] = reinterpret_cast<const float*>(keys[i]);
+    AvxTranspose::transpose(pairs, head_size / 2, panel);
+    if (head_size % 2 == 0) return;
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t last = keys[i][head_size - 1];
+      std::memcpy(panel + head_size / 2 * kPanelKeys + i, &last, sizeof(last));
+    }
+  }
+
   template <int kRows, int kVecs>
   [[gnu::always_inline]] static inline void step(V::F (&sums)[kRows][kVecs], const float* query,
                                                  int64_t stride, const float* keys, int64_t i) {
@@ -35,11 +48,11 @@ struct DotScores {
 }  // namespace
 
 AttentionKernels attention_kernels_avx512() {
-  return make_attention_kernels<FloatScores<Avx512Vec>, WidenScores<Avx512Vec>, AvxTranspose>();
+  return make_attention_kernels<Avx512Vec, AvxTranspose>();
 }
 
 AttentionKernels attention_kernels_avx512_bf16() {
-  return make_attention_kernels<FloatScores<Avx512Vec>, DotScores, AvxTranspose>();
+  return {make_attention_kernels<Avx512Vec, AvxTranspose>().float32, &attend<DotScores>};
 }
 
 }  // namespace plait

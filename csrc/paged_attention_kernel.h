@@ -3,8 +3,8 @@
 //
 // An item goes through its keys tile by tile:
 //
-//   pack     K of the tile, transposed into panels [D][32 keys]   (bf16: [D / 2][32 keys][2])
-//   score    rows × keys, up to six rows against up to four vectors of keys in registers
+//   pack     32 keys at a time: K transposed into a panel [D][32 keys] in fp32
+//   score    rows × the panel, up to six rows against up to four vectors of keys in registers
 //   softmax  row by row: new maximum, exponentials, sum
 //   add      P · V, up to six rows against up to eight vectors of D in registers
 //
@@ -33,8 +33,8 @@ struct AttentionScratch {
   float* query;    // [rows][row_floats]
   float* out;      // [rows][row_floats]
   float* scores;   // [rows][kTileKeys], then the exponentials
-  float* keys;     // [panels][D or D / 2][kPanelKeys]
-  float* values;   // [kTileKeys][row_floats]: V in fp32 where it cannot be read in place
+  float* keys;     // [D][kPanelKeys]: one panel
+  float* values;   // [kPanelKeys][row_floats]: V in fp32 where it cannot be read in place
   float* zeros;    // [row_floats]: stands for keys that nobody sees
   float* maximum;  // [rows], of scores × log2(e)
   float* sum;      // [rows]
@@ -52,8 +52,8 @@ struct AttentionScratch {
     query = take(rows * row_floats);
     out = take(rows * row_floats);
     scores = take(rows * kTileKeys);
-    keys = take(kTileKeys * row_floats);
-    values = take(kTileKeys * row_floats);
+    keys = take(kPanelKeys * row_floats);
+    values = take(kPanelKeys * row_floats);
     zeros = take(row_floats);
     maximum = take(rows);
     sum = take(rows);
@@ -112,17 +112,37 @@ inline float max_lane(typename V::F v) {
   return best;
 }
 
+// --- packing -----------------------------------------------------------------------------------
+
+inline float widen(float value) { return value; }
+inline float widen(uint16_t value) { return bf16_to_float(value); }
+
+// Puts `head_size` values of eight keys into columns 0 … 7 of a panel, in fp32.
+// paged_attention_avx.h has a faster one.
+struct PlainTranspose {
+  template <class Element>
+  static void transpose(const Element* const* keys, int64_t head_size, float* panel) {
+    for (int64_t d = 0; d < head_size; ++d) {
+      for (int key = 0; key < 8; ++key) panel[d * kPanelKeys + key] = widen(keys[key][d]);
+    }
+  }
+};
+
 // --- micro-kernels -----------------------------------------------------------------------------
 
-// How scores are summed from queries and packed keys in fp32: one fused multiply-add per d.
-template <class Vec>
-struct FloatScores {
+// How scores are summed: in fp32, one fused multiply-add per d. E is the pages' element, T how
+// keys are transposed.
+template <class Vec, class E, class T>
+struct FmaScores {
   using V = Vec;
-  using Element = float;
+  using Element = E;
 
   static int64_t steps(int64_t head_size) { return head_size; }
-  static void load_query(const float* from, float* to, int64_t head_size) {
-    for (int64_t d = 0; d < head_size; ++d) to[d] = from[d];
+  static void load_query(const Element* from, float* to, int64_t head_size) {
+    for (int64_t d = 0; d < head_size; ++d) to[d] = widen(from[d]);
+  }
+  static void pack(const Element* const* keys, int64_t head_size, float* panel) {
+    T::transpose(keys, head_size, panel);
   }
 
   template <int kRows, int kVecs>
@@ -141,52 +161,10 @@ struct FloatScores {
   }
 };
 
-// bf16, widened in registers: the same chain, two d a step.
-template <class Vec>
-struct WidenScores {
-  using V = Vec;
-  using Element = uint16_t;
-
-  static int64_t steps(int64_t head_size) { return (head_size + 1) / 2; }
-  static void load_query(const uint16_t* from, float* to, int64_t head_size) {
-    for (int64_t d = 0; d < head_size; ++d) to[d] = bf16_to_float(from[d]);
-    if (head_size % 2 != 0) to[head_size] = 0.0f;
-  }
-
-  template <int kRows, int kVecs>
-  [[gnu::always_inline]] static inline void step(typename V::F (&sums)[kRows][kVecs],
-                                                 const float* query, int64_t stride,
-                                                 const float* keys, int64_t i) {
-    typename V::F first[kVecs];
-    typename V::F second[kVecs];
-    PLAIT_UNROLL
-    for (int v = 0; v < kVecs; ++v) {
-      const auto pairs = V::load_pairs(reinterpret_cast<const uint16_t*>(keys + v * V::kLanes));
-      first[v] = V::first_of_pairs(pairs);
-      second[v] = V::second_of_pairs(pairs);
-    }
-    add<kRows, kVecs>(sums, query + 2 * i, stride, first);
-    add<kRows, kVecs>(sums, query + 2 * i + 1, stride, second);
-  }
-
- private:
-  template <int kRows, int kVecs>
-  [[gnu::always_inline]] static inline void add(typename V::F (&sums)[kRows][kVecs],
-                                                const float* query, int64_t stride,
-                                                const typename V::F (&k)[kVecs]) {
-    PLAIT_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      const typename V::F q = V::broadcast(query[r * stride]);
-      PLAIT_UNROLL
-      for (int v = 0; v < kVecs; ++v) sums[r][v] = V::fma(q, k[v], sums[r][v]);
-    }
-  }
-};
-
 // kRows queries against kVecs vectors of keys of one panel.
 template <class S, int kRows, int kVecs>
-void score_micro(const float* query, int64_t stride, const float* keys, int64_t steps,
-                 float* scores) {
+[[gnu::noinline]] void score_micro(const float* query, int64_t stride, const float* keys,
+                                   int64_t steps, float* scores) {
   using V = typename S::V;
   typename V::F sums[kRows][kVecs];
   PLAIT_UNROLL
@@ -206,8 +184,8 @@ void score_micro(const float* query, int64_t stride, const float* keys, int64_t 
 
 // Adds probability × value of `num_keys` keys, in order, to kRows × kVecs vectors of the output.
 template <class V, class Element, int kRows, int kVecs>
-void add_micro(const float* probability, const Element* const* values, int64_t num_keys, int64_t d,
-               float* out, int64_t stride) {
+[[gnu::noinline]] void add_micro(const float* probability, const Element* const* values,
+                                 int64_t num_keys, int64_t d, float* out, int64_t stride) {
   typename V::F sums[kRows][kVecs];
   PLAIT_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -216,14 +194,27 @@ void add_micro(const float* probability, const Element* const* values, int64_t n
   }
   for (int64_t key = 0; key < num_keys; ++key) {
     const Element* const value = values[key] + d;
-    typename V::F p[kRows];
-    PLAIT_UNROLL
-    for (int r = 0; r < kRows; ++r) p[r] = V::broadcast(probability[r * kTileKeys + key]);
-    PLAIT_UNROLL
-    for (int v = 0; v < kVecs; ++v) {
-      const typename V::F x = V::load(value + v * V::kLanes);
+    // Whichever are fewer stay in registers, beside the sums.
+    if constexpr (kRows > kVecs) {
+      typename V::F x[kVecs];
       PLAIT_UNROLL
-      for (int r = 0; r < kRows; ++r) sums[r][v] = V::fma(p[r], x, sums[r][v]);
+      for (int v = 0; v < kVecs; ++v) x[v] = V::load(value + v * V::kLanes);
+      PLAIT_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const typename V::F p = V::broadcast(probability[r * kTileKeys + key]);
+        PLAIT_UNROLL
+        for (int v = 0; v < kVecs; ++v) sums[r][v] = V::fma(p, x[v], sums[r][v]);
+      }
+    } else {
+      typename V::F p[kRows];
+      PLAIT_UNROLL
+      for (int r = 0; r < kRows; ++r) p[r] = V::broadcast(probability[r * kTileKeys + key]);
+      PLAIT_UNROLL
+      for (int v = 0; v < kVecs; ++v) {
+        const typename V::F x = V::load(value + v * V::kLanes);
+        PLAIT_UNROLL
+        for (int r = 0; r < kRows; ++r) sums[r][v] = V::fma(p[r], x, sums[r][v]);
+      }
     }
   }
   PLAIT_UNROLL
@@ -291,24 +282,10 @@ inline void with_rows(int64_t rows, const F& f) {
   }
 }
 
-// --- packing -----------------------------------------------------------------------------------
-
-// Copies `count` lanes of 4 bytes from each of 8 rows into columns 0 … 7 of a panel.
-// paged_attention_avx.h has a faster one.
-struct PlainTranspose {
-  static void transpose(const char* const* rows, int64_t count, float* panel) {
-    for (int64_t i = 0; i < count; ++i) {
-      for (int key = 0; key < 8; ++key) {
-        std::memcpy(panel + i * kPanelKeys + key, rows[key] + i * 4, 4);
-      }
-    }
-  }
-};
-
 // --- one item ----------------------------------------------------------------------------------
 
-// S: how scores are summed; T: how keys are transposed.
-template <class S, class T>
+// S: how scores are summed.
+template <class S>
 class Attention {
   using V = typename S::V;
   using Element = typename S::Element;
@@ -338,11 +315,17 @@ class Attention {
       begin_ = greatest(begin - tile, 0);
       end_ = least(end - tile, kTileKeys);
       find_keys();
-      pack();
-      if (!in_place_) widen_values();
-      each_micro([this](int64_t row, int64_t rows) { score(row, rows); });
+      for (int64_t panel = begin_ / kPanelKeys * kPanelKeys; panel < end_; panel += kPanelKeys) {
+        pack(panel);
+        each_micro([&](int64_t row, int64_t rows) { score(panel, row, rows); });
+      }
       for (int64_t row = 0; row < num_rows_; ++row) softmax(row);
-      each_micro([this](int64_t row, int64_t rows) { add(row, rows); });
+      // By panels where rows are many: a panel's values then stay in the first cache.
+      const int64_t step = in_place_ ? kTileKeys : kPanelKeys;
+      for (int64_t from = begin_ / step * step; from < end_; from += step) {
+        if (!in_place_) widen_values(from);
+        each_micro([&](int64_t row, int64_t rows) { add(from, from + step, row, rows); });
+      }
     }
     finish();
   }
@@ -408,53 +391,32 @@ class Attention {
     }
   }
 
-  // Transposes the tile's keys into panels, eight keys at a time.
-  void pack() {
-    const int64_t bytes = p_.head_size * static_cast<int64_t>(sizeof(Element));
-    const int64_t steps = S::steps(p_.head_size);
-    for (int64_t key = begin_ / 8 * 8; key < end_; key += 8) {
-      const char* rows[8];
-      for (int i = 0; i < 8; ++i) rows[i] = reinterpret_cast<const char*>(keys_[key + i]);
-      float* const panel = panel_of(key) + key % kPanelKeys;
-      T::transpose(rows, bytes / 4, panel);
-      if (bytes % 4 == 0) continue;
-      for (int i = 0; i < 8; ++i) {  // odd D in bf16: the last value's pair is zero
-        const uint32_t last = keys_[key + i][p_.head_size - 1];
-        std::memcpy(panel + (steps - 1) * kPanelKeys + i, &last, 4);
-      }
+  // Transposes a panel's keys, eight at a time. What comes next is fetched meanwhile: the keys of
+  // the next panel, and the values of this one, which are read after the softmax.
+  void pack(int64_t panel) {
+    const int64_t end = least(panel + kPanelKeys, end_);
+    for (int64_t key = greatest(panel, begin_ / 8 * 8); key < end; key += 8) {
+      for (int64_t i = key + kPanelKeys; i < least(key + kPanelKeys + 8, end_); ++i)
+        prefetch(keys_[i]);
+      for (int64_t i = greatest(key, begin_); i < least(key + 8, end_); ++i) prefetch(values_[i]);
+      S::pack(keys_ + key, p_.head_size, scratch_.keys + key - panel);
     }
   }
 
-  float* panel_of(int64_t key) {
-    return scratch_.keys + key / kPanelKeys * S::steps(p_.head_size) * kPanelKeys;
+  void prefetch(const Element* from) const {
+    const auto* const bytes = reinterpret_cast<const char*>(from);
+    const int64_t size = p_.head_size * static_cast<int64_t>(sizeof(Element));
+    for (int64_t at = 0; at < size; at += 64) __builtin_prefetch(bytes + at);
   }
 
-  void widen_values() {
-    for (int64_t key = begin_; key < end_; ++key) {
-      float* const to = scratch_.values + key * scratch_.row_floats;
-      const Element* const from = values_[key];
-      int64_t d = 0;
-      for (; d + kLanes <= p_.head_size; d += kLanes) V::store(to + d, V::load(from + d));
-      for (; d < p_.head_size; ++d) to[d] = widen(from[d]);
-      for (; d < scratch_.row_floats; ++d) to[d] = 0.0f;
-      wide_values_[key] = to;
-    }
-  }
-
-  static float widen(float value) { return value; }
-  static float widen(uint16_t value) { return bf16_to_float(value); }
-
-  void score(int64_t row, int64_t rows) {
-    const int64_t begin = row_begin(row) / kPanelKeys * kPanelKeys;
-    const int64_t end = row_end(row + rows - 1);
-    for (int64_t key = begin; key < end; key += kPanelKeys) {
-      const int64_t vectors = (least(end - key, kPanelKeys) + kLanes - 1) / kLanes;
-      with_rows(rows, [&]<int n>() {
-        score_rows<S, n>(scratch_.query + row * scratch_.row_floats, scratch_.row_floats,
-                         panel_of(key), S::steps(p_.head_size), vectors,
-                         scratch_.scores + row * kTileKeys + key);
-      });
-    }
+  void score(int64_t panel, int64_t row, int64_t rows) {
+    const int64_t end = least(row_end(row + rows - 1), panel + kPanelKeys);
+    if (end <= panel || row_begin(row) >= panel + kPanelKeys) return;
+    with_rows(rows, [&]<int n>() {
+      score_rows<S, n>(scratch_.query + row * scratch_.row_floats, scratch_.row_floats,
+                       scratch_.keys, S::steps(p_.head_size), (end - panel + kLanes - 1) / kLanes,
+                       scratch_.scores + row * kTileKeys + panel);
+    });
   }
 
   // Turns a row's scores into exponentials relative to its maximum so far, and scales what it has
@@ -515,15 +477,30 @@ class Attention {
     }
   }
 
-  // P · V. Keys that all rows of the micro-kernel see go together; before and after them each row
-  // takes its own. A row's sums take its keys in order either way.
-  void add(int64_t row, int64_t rows) {
-    const int64_t together_begin = row_begin(row + rows - 1);
-    const int64_t together_end = greatest(row_end(row), together_begin);
-    for (int64_t i = row; i < row + rows; ++i)
-      add_keys(i, 1, row_begin(i), least(together_begin, row_end(i)));
-    if (row_end(row) > together_begin) add_keys(row, rows, together_begin, together_end);
-    for (int64_t i = row; i < row + rows; ++i) add_keys(i, 1, together_end, row_end(i));
+  void widen_values(int64_t panel) {
+    const int64_t end = least(panel + kPanelKeys, end_);
+    for (int64_t key = greatest(panel, begin_); key < end; ++key) {
+      float* const to = scratch_.values + (key - panel) * scratch_.row_floats;
+      const Element* const from = values_[key];
+      int64_t d = 0;
+      for (; d + kLanes <= p_.head_size; d += kLanes) V::store(to + d, V::load(from + d));
+      for (; d < p_.head_size; ++d) to[d] = widen(from[d]);
+      for (; d < scratch_.row_floats; ++d) to[d] = 0.0f;
+      wide_values_[key] = to;
+    }
+  }
+
+  // P · V over keys from … to. Keys that all rows of the micro-kernel see go together; before and
+  // after them each row takes its own. A row's sums take its keys in order either way.
+  void add(int64_t from, int64_t to, int64_t row, int64_t rows) {
+    const auto clamped = [=](int64_t key) { return greatest(from, least(key, to)); };
+    const int64_t begin = clamped(row_begin(row + rows - 1));
+    const int64_t end = greatest(begin, clamped(row_end(row)));
+    for (int64_t i = row; i < row + rows; ++i) {
+      add_keys(i, 1, clamped(row_begin(i)), least(begin, row_end(i)));
+    }
+    add_keys(row, rows, begin, end);
+    for (int64_t i = row; i < row + rows; ++i) add_keys(i, 1, end, clamped(row_end(i)));
   }
 
   void add_keys(int64_t row, int64_t rows, int64_t begin, int64_t end) {
@@ -577,14 +554,14 @@ class Attention {
   const float* wide_values_[kTileKeys];
 };
 
-template <class S, class T>
+template <class S>
 void attend(const AttentionProblem& problem, const AttentionItem& item, float* scratch) {
-  Attention<S, T>(problem, item, scratch).run();
+  Attention<S>(problem, item, scratch).run();
 }
 
-template <class FloatS, class HalfS, class T>
+template <class V, class T>
 AttentionKernels make_attention_kernels() {
-  return {&attend<FloatS, T>, &attend<HalfS, T>};
+  return {&attend<FmaScores<V, float, T>>, &attend<FmaScores<V, uint16_t, T>>};
 }
 
 }  // namespace
