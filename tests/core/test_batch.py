@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.platform.batch import build
+from plait.platform.core import Request, SamplingParams, Sequence, Span, StepPlan
+
+BLOCK_SIZE = 4
+
+
+def make_span(start, num_known, drafts=(), *, samples=None, adapter=None, first_block=1, groups=2):
+    length = start + num_known + len(drafts)
+    prompt = tuple(100 * first_block + i for i in range(start + num_known))
+    request = Request(
+        request_id="r", prompt_token_ids=prompt, params=SamplingParams(), adapter=adapter
+    )
+    sequence = Sequence(
+        seq_id=0, request=request, index=0, arrival=0, tokens=list(prompt), max_total_tokens=999,
+        seed=0,
+    )  # fmt: skip
+    num_blocks = -(-length // BLOCK_SIZE)
+    tables = [tuple(first_block + 50 * g + i for i in range(num_blocks)) for g in range(groups)]
+    return Span(
+        sequence=sequence,
+        start=start,
+        num_tokens=num_known + len(drafts),
+        num_samples=1 + len(drafts) if samples is None else samples,
+        drafts=tuple(drafts),
+        block_ids=tuple(tables),
+    )
+
+
+def plan_of(*spans):
+    return StepPlan(step_id=1, spans=tuple(spans))
+
+
+spans = st.lists(
+    st.builds(
+        make_span,
+        start=st.integers(0, 13),
+        num_known=st.integers(1, 9),
+        drafts=st.lists(st.integers(900, 950), max_size=5),
+        samples=st.none() | st.just(0),
+        adapter=st.sampled_from([None, "a", "b"]),
+        first_block=st.integers(1, 40),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(spans)
+def test_every_row_is_where_a_row_by_row_reading_of_the_plan_puts_it(spans):
+    batch = build(plan_of(*spans), BLOCK_SIZE)
+    rows, sample_rows, sample_start, query_start = [], [], [0], [0]
+    for span in spans:
+        tokens = [*span.sequence.tokens, *span.drafts]
+        for position in range(span.start, span.start + span.num_tokens):
+            slots = [
+                table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+                for table in span.block_ids
+            ]
+            rows.append((tokens[position], position, *slots))
+        query_start.append(len(rows))
+        sample_rows += range(len(rows) - span.num_samples, len(rows))
+        sample_start.append(len(sample_rows))
+    found = (batch.token_ids, batch.positions, *batch.slot_mapping)
+    assert list(zip(*(array.tolist() for array in found), strict=True)) == rows
+    assert batch.query_start.tolist() == query_start
+    assert batch.seq_lens.tolist() == [span.start + span.num_tokens for span in spans]
+    assert batch.sample_rows.tolist() == sample_rows
+    assert batch.sample_start.tolist() == sample_start
+    assert batch.num_drafts.tolist() == [len(span.drafts) for span in spans]
+    assert batch.mask_rows.tolist() == [-1] * len(sample_rows)
+    for g, table in enumerate(batch.block_tables):
+        for row, span in zip(table.tolist(), spans, strict=True):
+            blocks = list(span.block_ids[g])
+            assert row == blocks + [0] * (len(row) - len(blocks))
+    adapters = [None] * len(rows)
+    for first, end, adapter in batch.adapter_segments:
+        adapters[first:end] = [adapter] * (end - first)
+    assert adapters == [s.sequence.request.adapter for s in spans for _ in range(s.num_tokens)]
+
+
+def test_arrays_have_the_documented_types():
+    batch = build(plan_of(make_span(3, 1, [901])), BLOCK_SIZE)
+    wide = [batch.token_ids, batch.positions, *batch.slot_mapping, batch.sample_rows]
+    narrow = [batch.query_start, batch.seq_lens, *batch.block_tables, batch.sample_start]
+    assert {array.dtype for array in [*wide, batch.image_rows]} == {np.dtype(np.int64)}
+    assert {array.dtype for array in [*narrow, batch.num_drafts, batch.mask_rows]} == {
+        np.dtype(np.int32)
+    }
+    assert all(array.flags.c_contiguous for array in [*wide, *narrow])
+
+
+def test_neighbouring_spans_of_one_adapter_are_one_segment():
+    adapters = ["a", "a", None, "a", "b"]
+    batch = build(plan_of(*(make_span(0, 2, adapter=a) for a in adapters)), BLOCK_SIZE)
+    assert batch.adapter_segments == ((0, 4, "a"), (6, 8, "a"), (8, 10, "b"))
+
+
+def test_a_plan_without_spans_is_an_empty_batch():
+    batch = build(plan_of(), BLOCK_SIZE)
+    assert batch.token_ids.size == batch.sample_rows.size == 0
+    assert batch.query_start.tolist() == batch.sample_start.tolist() == [0]
+
+
+def test_a_row_in_the_null_block_is_refused():
+    span = make_span(3, 2)
+    holed = ((0, 0), span.block_ids[1])
+    object.__setattr__(span, "block_ids", holed)
+    with pytest.raises(ValueError, match="null block"):
+        build(plan_of(span), BLOCK_SIZE)
