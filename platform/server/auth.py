@@ -6,7 +6,6 @@ import hashlib
 import secrets
 from typing import TYPE_CHECKING
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.platform.errors import Unauthorized
@@ -23,7 +22,7 @@ class Auth:
 
     def __init__(self, app: ASGIApp, *, settings: ServerSettings) -> None:
         self._app = app
-        self._digests = [_digest(key) for key in settings.api_keys]
+        self._digests = [_digest(key.encode()) for key in settings.api_keys]
         paths = OPEN_PATHS | ({"/metrics"} if settings.metrics_public else set())
         self._open = {settings.root_path.rstrip("/") + path for path in paths}
 
@@ -42,7 +41,7 @@ class Auth:
         scope.setdefault("state", {})["key_digest"] = digest or ""
         await self._app(scope, receive, send)
 
-    def _matching(self, key: str) -> str | None:
+    def _matching(self, key: bytes) -> str | None:
         """The digest of the configured key that `key` is; takes the same time for any."""
         given, found = _digest(key), None
         for digest in self._digests:
@@ -51,13 +50,14 @@ class Auth:
         return found
 
 
-def _digest(key: str) -> str:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+def _digest(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()
 
 
-def _key(scope: Scope) -> str:
-    headers = Headers(scope=scope)
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
+def _key(scope: Scope) -> bytes:
+    """The key as sent: bytes, since header values need not be text."""
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer" and token.strip():
         return token.strip()
-    return headers.get("x-api-key", "").strip()
+    return headers.get(b"x-api-key", b"").strip()

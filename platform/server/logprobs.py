@@ -32,6 +32,19 @@ class LogprobsFormat:
         """The token as text, or `token_id:…` where the client asked for that."""
         return f"token_id:{token_id}" if self._as_ids else self.tokenizer.token_text(token_id)
 
+    def legacy_name(self, token_id: int) -> str:
+        r"""Like `name`; a part of a character is OpenAI's `bytes:\xe2\x82`.
+
+        The legacy form keys alternatives by this name, so that parts must differ from each other.
+        """
+        if not self._as_ids:
+            piece = self.tokenizer.token_bytes(token_id)
+            try:
+                return piece.decode("utf-8")
+            except UnicodeDecodeError:
+                return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+        return self.name(token_id)
+
     def chat(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """`choices[].logprobs` of a chat completion or chunk."""
         top = self.params.logprobs or 0
@@ -106,11 +119,11 @@ class LegacyLogprobs:
         """A row; `top` best first. Tokens of the same text share the best one's entry."""
         best: dict[str, float] = {}
         for other, value in top:
-            best.setdefault(self._form.name(other), max(value, LOWEST))
+            best.setdefault(self._form.legacy_name(other), max(value, LOWEST))
         offset = self._offset
         self._offset += len(self._decoder.decode(self._pieces.next(token_id)))
         shown = None if logprob is None else max(logprob, LOWEST)
-        return self._form.name(token_id), shown, best or None, offset
+        return self._form.legacy_name(token_id), shown, best or None, offset
 
 
 def join(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -115,7 +115,9 @@ def _check_common(body: GenerationRequest, limits: Limits) -> None:
     if body.best_of is not None and body.best_of != body.n:
         raise Unsupported("best_of is served only equal to n; ask for n answers", param="best_of")
     if body.use_beam_search:
-        raise Unsupported("beam search is not served; use n", param="use_beam_search")
+        raise Unsupported(
+            "use_beam_search: beam search is not served; use n", param="use_beam_search"
+        )
     if body.response_format is not None and body.response_format.type != "text":
         raise Unsupported(
             "response_format: only text is served; structured output is not served yet",

@@ -204,9 +204,7 @@ async def test_final_message_is_continued_and_echoed(http, engine):
     body = {"messages": messages, "continue_final_message": True, "echo": True}
     whole = (await http.post("/v1/chat/completions", json=body)).json()
     assert whole["choices"][0]["message"]["content"] == "I say: " + REPLY
-    prompt = engine.tokenizer.decode(
-        engine.requests[0].prompt_token_ids, skip_special_tokens=False
-    )
+    prompt = engine.tokenizer.decode(engine.requests[0].prompt_token_ids, skip_special_tokens=False)
     assert prompt.endswith("<|im_start|>assistant\nI say: ")
     response = await http.post("/v1/chat/completions", json=body | {"stream": True})
     deltas = [e["choices"][0]["delta"] for e in sse_events(response.content)[:-1]]
@@ -218,9 +216,7 @@ async def test_text_parts_and_developer_role_reach_the_template(http, engine):
     messages = [{"role": "developer", "content": "Be brief"}, {"role": "user", "content": parts}]
     response = await http.post("/v1/chat/completions", json={"messages": messages})
     assert response.status_code == 200
-    prompt = engine.tokenizer.decode(
-        engine.requests[0].prompt_token_ids, skip_special_tokens=False
-    )
+    prompt = engine.tokenizer.decode(engine.requests[0].prompt_token_ids, skip_special_tokens=False)
     assert "<|im_start|>system\nBe brief<|im_end|>" in prompt
     assert "user\none\ntwo<|im_end|>" in prompt
 

@@ -1,0 +1,124 @@
+"""The server's life over a real socket: start, drain on a signal, and the way out."""
+
+import asyncio
+import os
+import signal
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from support.fake_engine import FakeEngine
+from support.http_app import MESSAGES, make_app, sse_events
+
+from plait.platform.core import Event, FinishReason
+from plait.platform.server.app import serve
+from plait.platform.server.settings import ServerSettings
+
+pytestmark = pytest.mark.anyio
+CHAT = "/v1/chat/completions"
+STREAM = {"messages": MESSAGES, "stream": True}
+
+
+class DrainingEngine(FakeEngine):
+    """Like the real one: the drain waits for what runs, then ends it with an abort."""
+
+    async def drain(self, timeout_s):
+        await super().drain(timeout_s)
+        self.draining.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.num_open:
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            event = Event(request_id="", index=0, finish_reason=FinishReason.ABORT)
+            self.fail_after = (1, event)
+            self.gate.set()
+            while self.num_open:
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def serving(tmp_path, **options):
+    engine = DrainingEngine()
+    engine.gate, engine.draining = asyncio.Event(), asyncio.Event()
+    settings = {"uds": str(tmp_path / "s"), **options}
+    app = make_app(engine, **settings)
+    task = asyncio.create_task(serve(app, ServerSettings(**settings)))
+    while not (tmp_path / "s").exists():
+        await asyncio.sleep(0.005)
+    transport = httpx.AsyncHTTPTransport(uds=settings["uds"], retries=3)
+    async with httpx.AsyncClient(transport=transport, base_url="http://plait.test") as http:
+        yield engine, http, task
+    if not task.done():
+        os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(task, 10)
+
+
+async def test_running_requests_end_and_new_ones_are_turned_away(tmp_path):
+    async with serving(tmp_path) as (engine, http, task):
+        async with http.stream("POST", CHAT, json=STREAM) as response:
+            blocks = response.aiter_raw()
+            content = await anext(blocks)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await engine.draining.wait()
+            assert (await http.get("/ready")).status_code == 503
+            refused = await http.post(CHAT, json=STREAM)
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"]
+            engine.gate.set()
+            async for block in blocks:
+                content += block
+        assert sse_events(content)[-1] == "[DONE]"
+        await asyncio.wait_for(task, 10)
+    assert engine.closed
+    assert engine.drained == [30.0]
+    assert engine.aborted == []
+
+
+async def test_what_outlasts_the_timeout_ends_with_an_error(tmp_path):
+    async with serving(tmp_path, shutdown_timeout_s=0.05) as (engine, http, task):
+        async with http.stream("POST", CHAT, json=STREAM) as response:
+            blocks = response.aiter_raw()
+            content = await anext(blocks)
+            os.kill(os.getpid(), signal.SIGTERM)
+            async for block in blocks:
+                content += block
+        assert sse_events(content)[-1]["error"]["code"] == "aborted"
+        await asyncio.wait_for(task, 10)
+    assert engine.closed
+
+
+async def test_second_signal_ends_at_once(tmp_path):
+    async with serving(tmp_path) as (engine, http, task):
+        async with http.stream("POST", CHAT, json=STREAM) as response:
+            blocks = response.aiter_raw()
+            await anext(blocks)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await engine.draining.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(httpx.HTTPError):
+                async for _ in blocks:
+                    pass
+        await asyncio.wait_for(task, 10)
+    assert engine.closed
+    assert engine.num_open == 0
+
+
+async def test_client_that_closes_its_socket_aborts(tmp_path):
+    async with serving(tmp_path) as (engine, http, _task):
+        async with http.stream("POST", CHAT, json=STREAM) as response:
+            await anext(response.aiter_raw())
+            assert engine.num_open == 1
+        waiting = asyncio.create_task(http.post(CHAT, json={"messages": MESSAGES}))
+        while len(engine.requests) < 2 or not engine.num_open:
+            await asyncio.sleep(0.005)
+        waiting.cancel()
+        while engine.num_open:
+            await asyncio.sleep(0.005)
+        assert len(engine.aborted) == 2
+
+
+async def test_giant_header_is_refused(tmp_path):
+    async with serving(tmp_path) as (_engine, http, _task):
+        response = await http.get("/health", headers={"x-big": "1" * 200_000})
+        assert response.status_code in (400, 431)
