@@ -25,6 +25,13 @@ def pin_to_cores(cores: tuple[int, ...]) -> None:
         ) from None
 
 
+def first_core() -> tuple[int, ...]:
+    """The first core this process may use; none where a process cannot be pinned."""
+    if not hasattr(os, "sched_getaffinity"):
+        return ()
+    return (min(os.sched_getaffinity(0)),)
+
+
 def facts() -> dict[str, Any]:
     """The machine, the versions, and the memory bandwidth reached right now."""
     import torch

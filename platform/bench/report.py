@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from plait.platform.errors import ConfigError
 
@@ -24,9 +25,12 @@ LATENCIES = {
 def throughput_table(results: list[dict[str, Any]]) -> Table:
     """Rates by batch size and runner; ratios of the first runner to the others."""
     names = list(results[0]["runners"])
-    table = Table("batch", "", "decode tok/s", "in all tok/s", "prefill tok/s", "first tokens s")
-    for column in table.columns[2:]:
-        column.justify = "right"
+    table = Table(
+        "batch",
+        Column(no_wrap=True),
+        *(Column(title, justify="right") for title in ("decode", "in all", "prefill", "TTFT s")),
+        caption="tokens per second; decode: once all prompts are done; TTFT: of the last prompt",
+    )
     for result in results:
         for name in names:
             rates = result["runners"][name]
@@ -53,12 +57,14 @@ def throughput_table(results: list[dict[str, Any]]) -> Table:
     return table
 
 
-def latency_table(columns: dict[str, dict[str, Any]]) -> Table:
-    """Percentiles in milliseconds, one group of rows per name in `columns`."""
-    table = Table("", "milliseconds", "mean", "p50", "p90", "p99")
-    for column in table.columns[2:]:
-        column.justify = "right"
-    for name, figures in columns.items():
+def latency_table(groups: Iterable[tuple[str, dict[str, Any]]]) -> Table:
+    """Percentiles in milliseconds, one group of rows per name and its figures."""
+    table = Table(
+        Column(no_wrap=True),
+        "milliseconds",
+        *(Column(title, justify="right") for title in ("mean", "p50", "p90", "p99")),
+    )
+    for name, figures in groups:
         shown = name
         for key, title in LATENCIES.items():
             if key in figures:

@@ -8,10 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, modeling_gguf_pytorch_utils
 from transformers.generation.streamers import BaseStreamer
+from transformers.utils import logging as transformers_logging
 
 from plait.platform.bench.timing import StepClock, Timing
+from plait.platform.errors import ModelUnsupported
+
+# Its annotations are partial: through Any it is called as it is documented.
+_gguf: Any = modeling_gguf_pytorch_utils
+_auto_model: Any = AutoModelForCausalLM
+_logging: Any = transformers_logging
 
 
 class TransformersRunner:
@@ -20,13 +27,15 @@ class TransformersRunner:
     name = "transformers"
 
     def __init__(self, source: str, dtype: str, *, revision: str | None = None) -> None:
-        kwargs: dict[str, Any] = {"dtype": getattr(torch, dtype)}
-        path = Path(source)
-        if path.suffix == ".gguf":
-            source, kwargs["gguf_file"] = str(path.parent), path.name
-        elif revision:
-            kwargs["revision"] = revision
-        self._model: Any = AutoModelForCausalLM.from_pretrained(source, **kwargs)
+        kind = getattr(torch, dtype)
+        _logging.disable_progress_bar()
+        if Path(source).suffix == ".gguf":
+            self._model: Any = _load_gguf(source, kind)
+        else:
+            self._model = _auto_model.from_pretrained(
+                source, dtype=kind, revision=revision or "main"
+            )
+        self._model.eval()
 
     def run(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> Timing:
         """Greedy, exactly `output_tokens` each; shorter prompts are padded on the left."""
@@ -46,6 +55,21 @@ class TransformersRunner:
                 streamer=_Steps(clock),
             )
         return clock.timing()
+
+
+def _load_gguf(path: str, dtype: torch.dtype) -> Any:
+    """What `from_pretrained(…, gguf_file=…)` does, which insists on one more package."""
+    header = _gguf.load_gguf_checkpoint(path, return_tensors=False)
+    config = AutoConfig.for_model(**header["config"])
+    model: Any = _auto_model.from_config(config, dtype=dtype)
+    tensors = _gguf.load_gguf_checkpoint(
+        path, return_tensors=True, model_to_load=model, torch_dtype=dtype
+    )["tensors"]
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    model.tie_weights()
+    if unexpected or set(missing) - {"lm_head.weight"}:
+        raise ModelUnsupported(f"transformers reads {Path(path).name} only in part: no comparison")
+    return model
 
 
 class _Steps(BaseStreamer):

@@ -32,7 +32,9 @@ app = typer.Typer(
 def throughput(*, flags: Resolved) -> None:
     """Tokens per second of MODEL in this process, by batch size."""
     measuring, batches = flags.build(Measuring), flags.build(Batches)
-    engine = _local_engine(flags, _options(flags, measuring, max(batches.batch_sizes)))
+    options = _options(flags, measuring, max(batches.batch_sizes))
+    # Runs on one core can be compared; more cores bring the host's moods in.
+    engine = _local_engine(flags, options, one_core=batches.compare is not None)
     from plait.platform.bench.report import throughput_table
     from plait.platform.bench.throughput import Plan, measure
 
@@ -71,7 +73,7 @@ def latency(*, flags: Resolved) -> None:
         engine.runner, prompts, measuring.output_len, warm_up=measuring.warm_up, tell=_tell
     )
     report = {"bench": "latency"} | engine.facts() | {"results": result}
-    _finish(measuring, report, latency_table({engine.name: result}))
+    _finish(measuring, report, latency_table([(engine.name, result)]))
     typer.echo(
         f"{result['tokens_per_s']['p50']:.1f} tok/s after the first token (median)", err=True
     )
@@ -94,15 +96,18 @@ def serve(*, flags: Resolved) -> None:
     )
     targets = _targets(load, measuring)
     rounds = measure(targets, _texts(load, measuring), pace, warm_up=measuring.warm_up)
-    results = {target.url: report(own, goals) for target, own in zip(targets, rounds, strict=True)}
+    results = [
+        {"url": target.url, "model": target.model} | report(own, goals)
+        for target, own in zip(targets, rounds, strict=True)
+    ]
     whole: dict[str, Any] = {"bench": "serve", "load": dataclasses.asdict(load) | {"api_key": None}}
     whole |= {"plan": dataclasses.asdict(measuring), "results": results}
     if len(targets) == 2:
         whole["ratios"] = compare(*rounds)
-    _finish(measuring, whole, latency_table(results))
+    _finish(measuring, whole, latency_table([(result["url"], result) for result in results]))
     _say_results(results, whole.get("ratios"))
-    if all(result["requests"] == result["errors"] for result in results.values()):
-        raise EngineDied("every request failed: see the messages above")
+    if any(result["requests"] == result["errors"] for result in results):
+        raise EngineDied("every request to a server failed: see the messages above")
 
 
 def _options(flags: Resolved, measuring: Measuring, batch_size: int) -> Options:
@@ -111,18 +116,25 @@ def _options(flags: Resolved, measuring: Measuring, batch_size: int) -> Options:
     if not flags.given("max_num_seqs"):
         extra["max_num_seqs"] = batch_size
     if not flags.given("max_model_len") and measuring.prompt_file is None:
-        extra["max_model_len"] = measuring.input_len + measuring.output_len
+        shortest = 2 * flags["block_size"]  # that an engine takes
+        extra["max_model_len"] = max(measuring.input_len + measuring.output_len, shortest)
     if measuring.prompt_file is not None and flags.given("input_len"):
         raise ConfigError("--prompt-file decides the prompts' lengths: drop --input-len")
     return engine_options(flags, **extra)
 
 
-def _local_engine(flags: Resolved, options: Options) -> LocalEngine:
-    """Pin first: torch reads the cores when it is imported."""
-    from plait.platform.bench.machine import pin_to_cores
+def _local_engine(flags: Resolved, options: Options, *, one_core: bool = False) -> LocalEngine:
+    """Pin first: torch reads the cores when it is imported.
 
-    if flags["cores"]:
-        pin_to_cores(flags["cores"])
+    `one_core` is the choice where the user made none.
+    """
+    from plait.platform.bench.machine import first_core, pin_to_cores
+
+    cores = flags["cores"]
+    if one_core and not flags.given("cores") and options.num_threads is None:
+        cores = first_core()
+    if cores:
+        pin_to_cores(cores)
     from plait.platform.bench.local import LocalEngine
 
     return LocalEngine(options)
@@ -163,11 +175,11 @@ def _texts(load: Load, measuring: Measuring) -> list[list[str]]:
     ]
 
 
-def _say_results(results: dict[str, Any], ratios: dict[str, float] | None) -> None:
-    for url, result in results.items():
+def _say_results(results: list[dict[str, Any]], ratios: dict[str, float] | None) -> None:
+    for result in results:
         good = f", goodput {result['goodput_per_s']:.2f} req/s" if "goodput_per_s" in result else ""
         typer.echo(
-            f"{url}: {result['output_tokens_per_s']:.1f} output tok/s, "
+            f"{result['url']}: {result['output_tokens_per_s']:.1f} output tok/s, "
             f"{result['requests_per_s']:.2f} req/s{good}, "
             f"{result['errors']} of {result['requests']} failed",
             err=True,

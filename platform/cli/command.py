@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from plait.platform.cli.flags import Flag
+from plait.platform.cli.settings import set_environment
 from plait.platform.cli.sources import resolve
 from plait.platform.cli.values import BOOL, SIZE, format_size
 from plait.platform.errors import ConfigError, PlaitError
@@ -62,6 +63,7 @@ def with_flags(
                     environ=os.environ,
                     file=Path(config) if config else None,
                 )
+                set_environment(resolved)
                 function(flags=resolved, **rest)
 
         parameters = [*own, *(p for flag in flags for p in _parameters(flag)), *_COMMON]
@@ -103,7 +105,7 @@ def _last_line(message: str, debug: bool) -> None:
         import traceback
 
         traceback.print_exc()
-    typer.echo(f"plait: {message}", err=True)
+    typer.echo("plait: " + " ".join(message.split()), err=True)
 
 
 def _parameters(flag: Flag) -> list[inspect.Parameter]:

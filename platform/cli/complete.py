@@ -37,7 +37,8 @@ def complete(
     from plait.platform.cli.asking import open_answerer, sampling_params
 
     params = sampling_params(flags)
-    text = prompt if prompt is not None else sys.stdin.read()
+    # The line break that ends piped text is the shell's, not the prompt's.
+    text = prompt if prompt is not None else sys.stdin.read().removesuffix("\n")
     if not text:
         raise ConfigError("the prompt is empty: give it as PROMPT or on standard input")
     pace, parts = Pace.begin(), []

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from plait.platform.cli.settings import engine_options, server_settings
 from plait.platform.cli.sources import Resolved
@@ -85,7 +84,9 @@ async def _serve(
             intake=Intake(config, tokenizer),
             settings=settings,
         )
-        url = _url(settings)
+        if listener is not None:
+            listener.listen()  # whoever reads the URL can connect, if only to wait a moment
+        url = _url(settings, listener)
         show(console, client, url=url, seconds=time.monotonic() - began)
         if options.model is None and not settings.uds:
             console.out("Try it:\n" + examples(url, config.model.name, bool(settings.api_keys)))
@@ -108,11 +109,13 @@ async def _start(options: Options, console: Console) -> tuple[ProcessClient, Tok
     tasks = [task for task in (engine, server, tokenizer) if task is not None]
     try:
         with _cancelled_by(signal.SIGTERM):
-            await _all_or_first_failure(tasks)
+            # Where several fail, the engine's cause says most.
+            client = await engine
+            await server
             if tokenizer is not None:
-                return engine.result(), tokenizer.result()
+                return client, await tokenizer
             assert options.model is not None, "the embedded model lies on this machine"
-            return engine.result(), await asyncio.to_thread(_load_tokenizer, options, options.model)
+            return client, await asyncio.to_thread(_load_tokenizer, options, options.model)
     except BaseException:
         for task in tasks:
             task.cancel()
@@ -120,12 +123,6 @@ async def _start(options: Options, console: Console) -> tuple[ProcessClient, Tok
         if not engine.cancelled() and engine.exception() is None:
             await engine.result().close()
         raise
-
-
-async def _all_or_first_failure(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    for task in done:
-        task.result()
 
 
 @contextmanager
@@ -163,16 +160,17 @@ def _import_server() -> None:
     import plait.platform.server.app  # noqa: F401
 
 
-def _url(settings: ServerSettings) -> str:
-    if settings.uds:
+def _url(settings: ServerSettings, listener: socket.socket | None) -> str:
+    if listener is None:
         return f"unix:{settings.uds}"
+    port = listener.getsockname()[1]
     host = settings.host.strip("[]")
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{settings.port}{settings.root_path}"
+    return f"http://{shown}:{port}{settings.root_path}"
 
 
 def _set_up_logs(level: str) -> None:
-    os.environ["PLAIT_LOG_LEVEL"] = level  # the engine process reads it
+    logging.getLogger("uvicorn").setLevel("WARNING")  # it tells what the banner tells
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s server: %(message)s")
 
 

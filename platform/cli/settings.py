@@ -27,12 +27,20 @@ def engine_options(flags: Resolved, **extra: object) -> Options:
             "decide the memory for KV: keep one",
             param="kv-cache-memory",
         )
-    # Read where they are needed, in this process and the engine's.
-    if flags["offline"]:
-        os.environ["HF_HUB_OFFLINE"] = "1"
-    if flags["cpu_isa"]:
-        os.environ["PLAIT_CPU_ISA"] = flags["cpu_isa"]
     return options
+
+
+def set_environment(flags: Resolved) -> None:
+    """Set what libraries and the engine process read from the environment.
+
+    Must come before any of them is imported: huggingface_hub looks only then.
+    """
+    if flags.values.get("offline"):
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    if flags.values.get("cpu_isa"):
+        os.environ["PLAIT_CPU_ISA"] = flags["cpu_isa"]
+    if flags.values.get("log_level"):
+        os.environ["PLAIT_LOG_LEVEL"] = flags["log_level"]
 
 
 def server_settings(flags: Resolved) -> ServerSettings:

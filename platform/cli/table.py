@@ -156,7 +156,7 @@ SERVED = (
 )
 HTTP = (
     _http("host", "Address to listen on."),
-    _http("port", "Port to listen on.", low=1, high=65535),
+    _http("port", "Port to listen on; 0: any that is free.", low=0, high=65535),
     _http("uds", "Unix socket to listen on, in place of host and port.", metavar="PATH"),
     _http("root_path", "Prefix under which a proxy serves the API.", metavar="PATH"),
     _http(
@@ -231,7 +231,10 @@ MEASURING = (
 )
 CORES = (
     _measure(
-        "cores", 'Cores to run on, such as "0" or "0,1". Default: all.', low=0, metavar="LIST"
+        "cores",
+        'Cores to run on, such as "0,1". Default: all; one with --compare.',
+        low=0,
+        metavar="LIST",
     ),
 )
 BATCHES = (
