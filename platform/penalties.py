@@ -23,8 +23,7 @@ class History:
     """The tokens of one sequence as penalties see them; grows with its output."""
 
     sequence: Sequence
-    prompt_ids: frozenset[int]
-    prompt: Ints  # the same, as an array
+    prompt: Ints  # its prompt's different tokens
     counts: dict[int, int] = field(default_factory=dict)  # of output tokens
     num_counted: int = 0
 
@@ -54,8 +53,8 @@ class Histories:
         history = self._histories.pop(seq.seq_id, None)
         if history is None or history.sequence is not seq:
             # Placeholders of images may lie outside the vocabulary.
-            ids = frozenset(t for t in seq.request.prompt_token_ids if t < self._vocab_size)
-            history = History(seq, ids, np.fromiter(ids, np.int64, len(ids)))
+            prompt = np.unique(np.array(seq.request.prompt_token_ids, np.int64))
+            history = History(seq, prompt[prompt < self._vocab_size])
         self._histories[seq.seq_id] = history
         if len(self._histories) > _MAX_HISTORIES:
             self._histories.popitem(last=False)
@@ -134,13 +133,13 @@ def _damp(
 ) -> None:
     counts = history.with_drafts(drafts)
     if params.repetition_penalty != 1:
-        new = [token for token in counts if token not in history.prompt_ids]
-        ids = np.concatenate((history.prompt, np.array(new, np.int64)))
+        # A token of both prompt and output is written twice, with the same value.
+        ids = np.concatenate((history.prompt, np.fromiter(counts, np.int64, len(counts))))
         penalty = np.float32(params.repetition_penalty)
         values = logits[ids]
         logits[ids] = np.where(values > 0, values / penalty, values * penalty)
     if counts and (params.presence_penalty or params.frequency_penalty):
-        ids = np.fromiter(counts.keys(), np.int64, len(counts))
+        ids = np.fromiter(counts, np.int64, len(counts))
         times = np.fromiter(counts.values(), np.float32, len(counts))
         logits[ids] -= np.float32(params.frequency_penalty) * times
         logits[ids] -= np.float32(params.presence_penalty)

@@ -219,6 +219,14 @@ def test_the_repetition_penalty_is_that_of_transformers() -> None:
     assert next_token(logits, seq).token_ids == (int(scores.argmax()),)
 
 
+def test_a_sequence_never_inherits_the_history_of_another() -> None:
+    sampler = Sampler(4, ())
+    model = Model(lambda history: np.array([2.0, 1.9, 0, 0], np.float32))
+    for output, token in (((0,), 1), ((3,), 0), ((0, 0), 1)):
+        seq = make_sequence(7, prompt=(2,), output=output, temperature=0, presence_penalty=1.0)
+        assert run_step(sampler, model, [decode_span(seq)]).spans[0].token_ids == (token,)
+
+
 @pytest.mark.parametrize(
     ("output", "token"), [((), 1), ((2,), 2), ((3,), 0), ((2, 3), 0), ((3, 2), 2)]
 )
@@ -263,9 +271,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cold": {"temperature": 0.3},
     "filters": {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
     "top_p": {"top_p": 0.5},
-    "repetition": {"temperature": 0, "repetition_penalty": 1.5},
-    "counts": {"presence_penalty": 1.2, "frequency_penalty": 0.9, "temperature": 0.5},
-    "min_tokens": {"min_tokens": 9, "stop_token_ids": [*range(10, 60)], "temperature": 0.5},
+    # few tokens to choose from, so that most of them have been output before
+    "repetition": {"temperature": 0, "repetition_penalty": 1.5, "allowed_token_ids": range(6)},
+    "counts": {
+        "presence_penalty": 1.5,
+        "frequency_penalty": 0.9,
+        "allowed_token_ids": range(6),
+        "temperature": 0.5,
+    },
+    "min_tokens": {
+        "min_tokens": 9,
+        "stop_token_ids": [*range(10, 60)],
+        "temperature": 0.5,
+        "logit_bias": {3: 0.5},
+    },
     "bad_words": {"bad_words": tuple((a, b) for a in range(0, VOCAB, 2) for b in range(0, 50, 3))},
     "allowed": {"allowed_token_ids": [*range(5, 25)], "logit_bias": {7: 2.0}},
     "logprobs": {"logprobs": 3, "temperature": 0.5},
@@ -420,6 +439,8 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
 def test_logprobs_of_zero_give_the_chosen_token_alone() -> None:
     (entry,) = next_token([1.0, 3, 3], make_sequence(logprobs=0, temperature=0)).logprobs
     assert (entry.token_id, entry.rank, entry.top) == (1, 1, ())
+    second = make_sequence(logprobs=0, temperature=0, logit_bias={2: 1.0})
+    assert next_token([1.0, 3, 3], second).logprobs[0].rank == 2  # behind the equal lower id
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 70, 200])
