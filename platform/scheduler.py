@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from plait.platform.admission import check_request, sequence_seed
 from plait.platform.core import (
     FinishReason,
     Request,
@@ -39,14 +40,7 @@ from plait.platform.core import (
     StepResult,
     TokenLogprobs,
 )
-from plait.platform.errors import (
-    BadRequest,
-    ContextLengthExceeded,
-    DeadlineExceeded,
-    InternalError,
-    Overloaded,
-    Unsupported,
-)
+from plait.platform.errors import BadRequest, DeadlineExceeded, InternalError, Overloaded
 from plait.platform.kv.manager import KVManager
 from plait.platform.ordering import OrderedSequences
 
@@ -55,22 +49,6 @@ if TYPE_CHECKING:
     from plait.platform.kv.manager import Reservation
 
 Stop = Callable[[Sequence, int], tuple[FinishReason, int | str | None] | None]
-
-_MASK_64 = (1 << 64) - 1
-
-
-def sequence_seed(seed: int, index: int) -> int:
-    """The seed of a request's answer `index`: the request's own for 0, else a mix of both.
-
-    The mix is splitmix64 (Steele, Lea, Flood 2014): state `seed` advanced `index` times, then
-    its output function, so seeds of neighbouring requests do not meet each other's answers.
-    """
-    if index == 0:
-        return seed & _MASK_64
-    z = (seed + index * 0x9E3779B97F4A7C15) & _MASK_64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
-    return z ^ (z >> 31)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,9 +148,17 @@ class Scheduler:
 
         Raises:
             ContextLengthExceeded: it does not fit the context, or never the KV blocks.
+            BadRequest: it cannot be served for another reason, which the message names.
             Overloaded: too many requests wait for their first admission.
         """
-        self._check(request, max_total_tokens)
+        if request.request_id in self._requests:
+            raise BadRequest(f"request id {request.request_id!r} is in use", param="request_id")
+        check_request(
+            request,
+            max_total_tokens,
+            max_model_len=self._config.max_model_len,
+            slots_alone=self._kv.slots_alone(forks=request.params.n > 1),
+        )
         if not self.has_room:
             raise Overloaded(
                 f"{len(self._queued)} requests are waiting, as many as the queue takes; retry later"
@@ -211,37 +197,6 @@ class Scheduler:
         for sequence in ended:
             self._finish(sequence, FinishReason.ABORT)
         return ended
-
-    def _check(self, request: Request, max_total_tokens: int) -> None:
-        num_prompt, limit = len(request.prompt_token_ids), self._config.max_model_len
-        if request.request_id in self._requests:
-            raise BadRequest(f"request id {request.request_id!r} is in use", param="request_id")
-        if request.images:
-            raise Unsupported("images are not served yet", param="images")
-        if not num_prompt:
-            raise BadRequest("the prompt is empty", param="prompt")
-        if num_prompt >= limit:
-            raise ContextLengthExceeded(
-                f"the prompt has {num_prompt} tokens and the context {limit}, "
-                f"which must hold at least one token more: shorten the prompt",
-                param="prompt",
-            )
-        if not num_prompt <= max_total_tokens <= limit:
-            raise ContextLengthExceeded(
-                f"prompt and output of {max_total_tokens} tokens do not fit the context: "
-                f"the prompt has {num_prompt}, the context {limit}",
-                param="max_tokens",
-            )
-        # The last token is never computed, unless it is the prompt's.
-        slots = max(num_prompt, max_total_tokens - 1)
-        alone = self._kv.slots_alone(forks=request.params.n > 1)
-        if slots > alone:
-            raise ContextLengthExceeded(
-                f"{num_prompt} prompt tokens and {max_total_tokens - num_prompt} of output need "
-                f"KV slots for {slots} tokens, and at most {alone} fit: "
-                f"lower max_tokens or the prompt's length, or serve with more KV memory",
-                param="max_tokens" if num_prompt <= alone else "prompt",
-            )
 
     def _unfinished(self) -> Iterable[Sequence]:
         for sequences in self._requests.values():

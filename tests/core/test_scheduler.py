@@ -5,6 +5,7 @@ import random
 import pytest
 from support.scheduler_world import World, make_scheduler
 
+from plait.platform.admission import sequence_seed
 from plait.platform.core import (
     FinishReason,
     Request,
@@ -14,7 +15,6 @@ from plait.platform.core import (
     StepResult,
 )
 from plait.platform.errors import BadRequest, ContextLengthExceeded, Overloaded, Unsupported
-from plait.platform.scheduler import sequence_seed
 
 ENDLESS = {"ignore_eos": True}
 

@@ -1,0 +1,70 @@
+"""What the scheduler takes in: requests that can be served, and a seed for each of their answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from plait.platform.errors import BadRequest, ContextLengthExceeded, Unsupported
+
+if TYPE_CHECKING:
+    from plait.platform.core import Request
+
+_MASK_64 = (1 << 64) - 1
+
+
+def sequence_seed(seed: int, index: int) -> int:
+    """The seed of a request's answer `index`: the request's own for 0, else a mix of both.
+
+    The mix is splitmix64 (Steele, Lea, Flood 2014): state `seed` advanced `index` times, then
+    its output function, so seeds of neighbouring requests do not meet each other's answers.
+    """
+    if index == 0:
+        return seed & _MASK_64
+    z = (seed + index * 0x9E3779B97F4A7C15) & _MASK_64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return z ^ (z >> 31)
+
+
+def check_request(
+    request: Request, max_total_tokens: int, *, max_model_len: int, slots_alone: int
+) -> None:
+    """Refuse what can never be served, with the numbers.
+
+    Args:
+        request: what came in.
+        max_total_tokens: prompt and output together.
+        max_model_len: the context's length.
+        slots_alone: tokens of the request whose KV fits when it is alone.
+
+    Raises:
+        ContextLengthExceeded: too long for the context or for the KV blocks.
+        BadRequest: it has no prompt.
+        Unsupported: it has images.
+    """
+    num_prompt, limit = len(request.prompt_token_ids), max_model_len
+    if request.images:
+        raise Unsupported("images are not served yet", param="images")
+    if not num_prompt:
+        raise BadRequest("the prompt is empty", param="prompt")
+    if num_prompt >= limit:
+        raise ContextLengthExceeded(
+            f"the prompt has {num_prompt} tokens and the context {limit}, "
+            f"which must hold at least one token more: shorten the prompt",
+            param="prompt",
+        )
+    if not num_prompt <= max_total_tokens <= limit:
+        raise ContextLengthExceeded(
+            f"prompt and output of {max_total_tokens} tokens do not fit the context: "
+            f"the prompt has {num_prompt}, the context {limit}",
+            param="max_tokens",
+        )
+    # The last token is never computed, unless it is the prompt's.
+    slots = max(num_prompt, max_total_tokens - 1)
+    if slots > slots_alone:
+        raise ContextLengthExceeded(
+            f"{num_prompt} prompt tokens and {max_total_tokens - num_prompt} of output need "
+            f"KV slots for {slots} tokens, and at most {slots_alone} fit: "
+            f"lower max_tokens or the prompt's length, or serve with more KV memory",
+            param="max_tokens" if num_prompt <= slots_alone else "prompt",
+        )
