@@ -20,7 +20,7 @@ from plait.platform.errors import ModelUnsupported
 from plait.platform.model import attention, experts
 from plait.platform.model.experts import PackedExperts, check_experts, is_experts
 from plait.platform.model.gguf import GgufFile
-from plait.platform.model.leaves import Linear, LinearSlice, PackedTable, RowWiseWeight
+from plait.platform.model.leaves import Linear, LinearSlice, PackedTable, RMSNorm, RowWiseWeight
 from plait.platform.model.merge import Leaves, replace_leaves, separate
 from plait.platform.model.probe import LayerAttention, probe_attention
 from plait.platform.model.rope import divide_frequencies, fix_frequencies
@@ -51,10 +51,12 @@ class Skeleton:
 
     @property
     def backbone(self) -> Any:
+        """The part that turns tokens into hidden rows."""
         return getattr(self.model, _backbone_name(self.model))
 
     @property
     def shapes(self) -> dict[str, Shape]:
+        """Shapes of everything a checkpoint may hold."""
         return {name: tuple(t.shape) for name, t in self.parameters.items()}
 
     def num_parameters(self) -> int:
@@ -274,7 +276,9 @@ def _sink(skeleton: Skeleton, name: str, meta: Tensor) -> Sink:
 
 
 def _set_tensor(module: nn.Module, attribute: str, tensor: Tensor) -> None:
-    if attribute in module._buffers:
+    if isinstance(module, RMSNorm):
+        module.weight = tensor
+    elif attribute in module._buffers:
         module._buffers[attribute] = tensor
     elif is_experts(module) and tensor.dim() == 3:
         packed = PackedExperts(tensor, is_transposed=bool(module.is_transposed))

@@ -51,6 +51,7 @@ _HARMLESS = frozenset(
     | {"rope.scaling.attn_factor", "rope.scaling.finetuned"}
 )
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}  # their number of layers, 27B each
+_VALUES_AT_ONCE = 2**20
 _ROPE_SCALING = "rope.scaling."
 _ROPE_FACTORS = "rope_freqs.weight"
 
@@ -81,7 +82,9 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
 
 def _fields(path: Path, model_type: str, own: Mapping[str, Any]) -> dict[str, Any]:
     mapping_name = "gemma3" if model_type == "gemma3_text" else model_type
-    mapping = {**_MORE_FIELDS, **GGUF_CONFIG_MAPPING[mapping_name]}
+    mapping: dict[str, str | None] = {**_MORE_FIELDS}
+    theirs: Any = GGUF_CONFIG_MAPPING
+    mapping.update(theirs[mapping_name])
     config: dict[str, Any] = {"model_type": model_type}
     config.update(GGUF_CONFIG_DEFAULTS_MAPPING.get(mapping_name, {}))
     for key, value in own.items():
@@ -130,10 +133,14 @@ def _check_head_size(path: Path, config: dict[str, Any], own: Mapping[str, Any])
 def _special_tokens(metadata: Mapping[str, Any]) -> dict[str, Any]:
     named = {"bos": "bos", "eos": "eos", "padding": "pad"}
     found = {f: metadata.get(f"tokenizer.ggml.{key}_token_id") for key, f in named.items()}
-    tokens = {f"{f}_token_id": value for f, value in found.items() if value is not None}
+    tokens: dict[str, Any] = {
+        f"{f}_token_id": value for f, value in found.items() if value is not None
+    }
     ends = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     ends = list(dict.fromkeys(x for x in ends if x is not None))
-    return {**tokens, "eos_token_id": ends} if len(ends) > 1 else tokens
+    if len(ends) > 1:
+        tokens["eos_token_id"] = ends
+    return tokens
 
 
 class GgufFile:
@@ -141,7 +148,7 @@ class GgufFile:
 
     def __init__(self, path: Path, model: Any) -> None:
         header = read_header(path)
-        self._data = np.memmap(path, mode="r", dtype=np.uint8)
+        self._data = np.memmap(path, mode="r", dtype=np.uint8).view(np.ndarray)
         self._infos = {info.name: info for info in header.tensors}
         make = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)
         self._processor = make(config=model.config.to_dict())
@@ -162,13 +169,22 @@ class GgufFile:
                 f"{path.name}: {len(unknown)} tensors have no place in {type(model).__name__}: "
                 f"{', '.join(unknown[:4])}"
             )
-        self.shapes = {name: self._shape(model, name) for name in self._parts}
-        self.dtypes = frozenset(info.kind.name for info in self._infos.values())
+        self._shapes = {name: self._shape(model, name) for name in self._parts}
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Shapes of what `read` gives."""
+        return self._shapes
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        """GGUF's names of the types in the file."""
+        return frozenset(info.kind.name for info in self._infos.values())
 
     def _take_rope_factors(self) -> Tensor | None:
         """Llama 3 files carry their rope scaling as divisors of the inverse frequencies."""
         info = self._infos.pop(_ROPE_FACTORS, None)
-        return None if info is None else _own(self._numbers(info))
+        return None if info is None else torch.from_numpy(self._numbers(info))
 
     def _shape(self, model: Any, name: str) -> Shape:
         """What `read` will give: stored shapes, or the model's where parts are joined."""
@@ -178,9 +194,15 @@ class GgufFile:
         return infos[0].shape
 
     def _numbers(self, info: GgufTensor) -> np.ndarray:
-        raw = self._data[info.start : info.end]
-        rows = math.prod(info.shape[:-1])
-        return dequantize(raw.reshape(rows, -1), info.kind).reshape(info.shape)
+        num_rows = math.prod(info.shape[:-1])
+        rows = self._data[info.start : info.end].reshape(num_rows, -1)
+        numbers = np.empty((num_rows, info.shape[-1]), dtype=np.float32)
+        # gguf takes 16 rows at a time, which for short rows is mostly overhead: give it long ones.
+        step = max(1, _VALUES_AT_ONCE // info.shape[-1])
+        for start in range(0, num_rows, step):
+            piece = rows[start : start + step].reshape(1, -1)
+            numbers[start : start + step] = dequantize(piece, info.kind).reshape(-1, info.shape[-1])
+        return numbers.reshape(info.shape)
 
     def read(self, name: str) -> Tensor:
         """One parameter in fp32, in transformers' order."""
@@ -194,13 +216,8 @@ class GgufFile:
                 parsed_parameters=joined,
             )
             if result.name is not None:
-                tensor = _own(result.weights)
+                tensor = torch.from_numpy(np.ascontiguousarray(result.weights))
         return joined["tensors"][name] if tensor is None else tensor
-
-
-def _own(numbers: np.ndarray) -> Tensor:
-    """A tensor in memory of its own: fp32 tensors come as views of the file."""
-    return torch.from_numpy(np.require(numbers, requirements=["C", "W"]))
 
 
 def _tensor_names(architecture: str, model: Any, processor: TensorProcessor) -> dict[str, str]:

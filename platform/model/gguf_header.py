@@ -37,6 +37,7 @@ class GgufHeader:
 
     @property
     def architecture(self) -> str:
+        """As GGUF names it."""
         return str(self.metadata.get("general.architecture"))
 
 

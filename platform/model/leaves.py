@@ -33,7 +33,7 @@ class Linear(nn.Module):
         self.has_bias = has_bias
         self.out_dtype: torch.dtype | None = None  # None: that of the input
         self.packed = None
-        self.register_buffer("bias", None, persistent=False)
+        self.bias = None
 
     def set_weight(self, weight: Tensor) -> None:
         """Pack `weight` `[out_features, in_features]`."""
@@ -53,8 +53,12 @@ class Linear(nn.Module):
 
 def _stand_in(out_features: int, in_features: int, dtype: torch.dtype) -> Tensor:
     """What a family's code finds as a leaf's `weight`: shape and dtype, but no values."""
-    weight = torch.empty((out_features, in_features), dtype=dtype, device="meta")
-    weight._is_hf_initialized = True  # type: ignore[attr-defined] # transformers' init skips it
+    return _unfilled(torch.empty((out_features, in_features), dtype=dtype, device="meta"))
+
+
+def _unfilled(weight: Tensor) -> Tensor:
+    """Mark a meta tensor, so that transformers' initialisation leaves it alone."""
+    weight._is_hf_initialized = True  # type: ignore[attr-defined]
     return weight
 
 
@@ -103,6 +107,7 @@ class MergedLinear:
 
     @property
     def drained(self) -> bool:
+        """Whether every sibling took its columns."""
         return self._input is None
 
     def release(self) -> None:
@@ -149,7 +154,8 @@ class RMSNorm(nn.Module):
         self, weight: nn.Parameter, eps: float, *, weight_offset: float, round_first: bool
     ) -> None:
         super().__init__()
-        self.register_parameter("weight", weight)
+        # Neither parameter nor buffer: plain attributes are found without a detour at every call.
+        self.weight = _unfilled(weight.detach())
         self.eps = eps
         self.weight_offset = weight_offset
         self.round_first = round_first

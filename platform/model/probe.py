@@ -51,6 +51,7 @@ class MaskRule:
     allows: Callable[..., Any]
 
     def permits(self, query: int, key: int) -> bool:
+        """Ask for one pair of positions."""
         index = torch.tensor(0)
         return bool(self.allows(index, index, torch.tensor(query), torch.tensor(key)))
 
@@ -122,6 +123,10 @@ def _check_mask(name: str, mask: Any, window: int | None) -> None:
                 )
 
 
+def _not_packed(position_ids: Tensor) -> Tensor | None:  # noqa: ARG001 - transformers' signature
+    return None
+
+
 @contextmanager
 def _probing(model: Any, calls: list[LayerAttention]) -> Iterator[None]:
     AttentionInterface.register(_PROBE_NAME, attention_forward)
@@ -133,7 +138,7 @@ def _probing(model: Any, calls: list[LayerAttention]) -> Iterator[None]:
             module.attention_site = _Recorder(module, name, calls)
     model.config._attn_implementation = _PROBE_NAME
     # Looking for packed sequences reads values, which meta tensors do not have.
-    masking_utils.find_packed_sequence_indices = lambda _: None
+    masking_utils.find_packed_sequence_indices = _not_packed
     try:
         yield
     finally:

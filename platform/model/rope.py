@@ -61,7 +61,7 @@ def fix_frequencies(model: nn.Module, config: Any, max_model_len: int) -> None:
             if max_model_len > _original(config, parameters):
                 length = _original(config, parameters) + 1
                 frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](config, None, seq_len=length)
-                module.inv_freq.copy_(frequencies)  # type: ignore[union-attr, operator]
+                module.inv_freq.copy_(frequencies)  # type: ignore[operator]
             module.rope_type = "longrope_fixed"  # type: ignore[assignment]
         elif kind == "dynamic":
             module.rope_type = "ntk_fixed"  # type: ignore[assignment]

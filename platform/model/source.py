@@ -48,6 +48,7 @@ class Checkpoint:
 
     @property
     def is_gguf(self) -> bool:
+        """Whether the path is a GGUF file rather than a directory."""
         return self.path.is_file()
 
 
@@ -57,10 +58,11 @@ def find_checkpoint(options: Options) -> Checkpoint:
     Raises `ConfigError` where nothing is found, `ModelUnsupported` where it cannot be served.
     """
     path, kind, name = _locate(options)
+    no_notes: tuple[str, ...] = ()
     if path.is_file():
         from plait.platform.model.gguf import read_gguf_config
 
-        raw, notes = read_gguf_config(path), ()
+        raw, notes = read_gguf_config(path), no_notes
     else:
         raw, notes = _read_config(path, name)
     config = _parse_config(raw, path, name)
@@ -188,7 +190,7 @@ def _model_class(raw: dict[str, Any], config: PreTrainedConfig, name: str) -> ty
         raise ModelUnsupported(f"{shown} is an encoder-decoder model; only decoders are served")
     if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
         raise ModelUnsupported(f"{shown} takes images or audio: vision is not served yet")
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if found is None:
         raise ModelUnsupported(f"{name} ({shown}) is no causal language model in transformers")
     model_class: type[Any] = found[0] if isinstance(found, tuple) else found

@@ -35,8 +35,13 @@ Shape = tuple[int, ...]
 class TensorSource(Protocol):
     """Tensors by name, read one at a time."""
 
-    shapes: Mapping[str, Shape]
-    dtypes: frozenset[str]  # safetensors' names, or GGUF's
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Shapes of all tensors, by name."""
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        """How they are stored: safetensors' names of dtypes, or GGUF's of types."""
 
     def read(self, name: str) -> Tensor:
         """Read one tensor, in the dtype it is stored in."""
@@ -47,7 +52,7 @@ class SafetensorsFiles:
 
     def __init__(self, directory: Path) -> None:
         self._files: dict[str, Any] = {}
-        self.shapes: dict[str, Shape] = {}
+        self._shapes: dict[str, Shape] = {}
         dtypes: set[str] = set()
         for path in _safetensors_paths(directory):
             try:
@@ -58,10 +63,20 @@ class SafetensorsFiles:
                 ) from error
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 header = file.get_slice(name)
-                self.shapes[name] = tuple(header.get_shape())
+                self._shapes[name] = tuple(header.get_shape())
                 dtypes.add(header.get_dtype())
                 self._files[name] = file
-        self.dtypes = frozenset(dtypes)
+        self._dtypes = frozenset(dtypes)
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """From the files' headers."""
+        return self._shapes
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        """From the files' headers."""
+        return self._dtypes
 
     def read(self, name: str) -> Tensor:
         """Read one tensor; its pages are the file's until someone copies them."""

@@ -160,7 +160,7 @@ def test_missing_and_truncated_files_are_named(tmp_path):
 def test_pickles_are_refused(tmp_path):
     directory = make_checkpoint("llama", tmp_path)
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    with pytest.raises(ModelUnsupported, match="pickles.*safetensors"):
+    with pytest.raises(ModelUnsupported, match=r"pickles.*safetensors"):
         load(directory)
 
 
@@ -176,7 +176,7 @@ def test_a_hub_id_is_not_fetched_when_offline(tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ConfigError, match="neither a local path nor in the hub cache.*OFFLINE"):
+    with pytest.raises(ConfigError, match=r"neither a local path nor in the hub cache.*OFFLINE"):
         load("some-org/some-model")
 
 

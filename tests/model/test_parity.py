@@ -1,4 +1,4 @@
-"""transformers itself is the oracle: same greedy tokens, same log-probabilities, family by family."""
+"""transformers is the oracle: same greedy tokens and log-probabilities, family by family."""
 
 import pytest
 import torch
@@ -91,7 +91,7 @@ def test_bfloat16_stays_near_float32(family, tmp_path):
     for track in tracks:
         wanted = reference_logprobs(reference, track.tokens)[: len(track.logprobs)]
         off = (torch.stack(track.logprobs) - wanted).abs()
-        # A row of logits is rounded at some hundred places of 8 bits each; a wrong layer is off by 1.
+        # Rounding to 8 bits at some hundred places; a wrong layer is off by one and more.
         assert off.mean() < 0.06
 
 
