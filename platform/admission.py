@@ -1,4 +1,4 @@
-"""What the scheduler takes in: requests that can be served, and a seed for each of their answers."""
+"""What the scheduler takes in: requests that can be served, and a seed for each answer."""
 
 from __future__ import annotations
 
