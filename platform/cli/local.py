@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import cast
 
-from plait.platform.api import LLM
+from plait.platform.api import LLM, CompletionDelta
 from plait.platform.cli.answering import Message, Piece
 from plait.platform.config import Options
 from plait.platform.core import SamplingParams
@@ -36,11 +40,34 @@ class LocalAnswerer:
 
     def _stream(self, token_ids: list[int], params: SamplingParams) -> Iterator[Piece]:
         count = 0
-        for delta in self._llm.stream(token_ids, params):
-            count += len(delta.token_ids)
-            yield Piece(
-                text=delta.text,
-                num_prompt_tokens=len(token_ids),
-                num_output_tokens=count,
-                finish_reason=delta.finish_reason,
-            )
+        # Closed here: whatever ends this answer must end it in the engine too.
+        deltas = cast("Generator[CompletionDelta]", self._llm.stream(token_ids, params))
+        with closing(deltas), _interrupts_between_steps() as raise_interrupt:
+            for delta in deltas:
+                count += len(delta.token_ids)
+                yield Piece(
+                    text=delta.text,
+                    num_prompt_tokens=len(token_ids),
+                    num_output_tokens=count,
+                    finish_reason=delta.finish_reason,
+                )
+                raise_interrupt()
+
+
+@contextmanager
+def _interrupts_between_steps() -> Iterator[Callable[[], None]]:
+    """Hold Ctrl-C back until the function given is called: in its midst a step must not end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    pressed = threading.Event()
+
+    def raise_if_pressed() -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
+    try:
+        yield raise_if_pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -81,6 +81,33 @@ def test_chat_answers_a_pipe(checkpoint):
     assert "1 answers" in result.stderr
 
 
+def test_ctrl_c_waits_for_the_end_of_a_step(checkpoint):
+    from plait.platform.cli.local import LocalAnswerer
+    from plait.platform.config import Options
+    from plait.platform.core import SamplingParams
+
+    options = Options(model=str(checkpoint), num_threads=1, progress=False, kv_cache_bytes=4 << 20)
+    answerer = LocalAnswerer(options)
+    engine = answerer._llm._engine
+    handler, step = signal.getsignal(signal.SIGINT), engine.step
+
+    def interrupted_step():
+        signal.raise_signal(signal.SIGINT)
+        return step()
+
+    pieces = answerer.complete("hello", SamplingParams(max_tokens=20, ignore_eos=True))
+    next(pieces)
+    engine.step = interrupted_step
+    next(pieces)  # the step that was interrupted is whole
+    engine.step = step
+    with pytest.raises(KeyboardInterrupt):
+        next(pieces)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert engine.num_unfinished == 0
+    engine.scheduler.check_integrity()
+    assert len(list(answerer.complete("hello", SamplingParams(max_tokens=3, ignore_eos=True)))) == 3
+
+
 def test_throughput_is_compared_with_transformers(checkpoint):
     shape = ["--batch-size", "1,3", "--input-len", "5", "--output-len", "4", "--repeats", "2"]
     result = runner.invoke(
