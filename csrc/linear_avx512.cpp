@@ -12,6 +12,7 @@ struct DotFormat {
   using Item = uint32_t;
   static constexpr size_t kInputs = 2;
   static constexpr size_t kItems = 1;
+  static constexpr int kTileSums = kMaxSums<Vec>;
 
   static Item item(const Input* row, size_t index, size_t in_features) {
     Item pair = row[2 * index];

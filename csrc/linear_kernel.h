@@ -23,13 +23,6 @@ constexpr int kMaxSums = V::kRegisters == 32 ? 24 : 12;
 template <class V>
 constexpr int kMaxPanelRows = kMaxSums<V> / kTileVecs<V> < 6 ? kMaxSums<V> / kTileVecs<V> : 6;
 
-// How many tiles a micro-kernel takes at once for panels of so many rows.
-template <class V>
-constexpr int max_tiles(int rows) {
-  const int tiles = kMaxSums<V> / (kTileVecs<V> * rows);
-  return tiles >= 4 ? 4 : tiles >= 2 ? 2 : 1;
-}
-
 // --- formats: what one step does ---------------------------------------------------------------
 
 template <class V, int kRows, int kVecs>
@@ -57,7 +50,8 @@ struct FloatFormat {
   using Input = float;  // an element of x
   using Item = float;   // an element of a panel
   static constexpr size_t kInputs = 1;
-  static constexpr size_t kItems = 1;  // items of a row in a step
+  static constexpr size_t kItems = 1;            // items of a row in a step
+  static constexpr int kTileSums = kMaxSums<V>;  // sums that more than one tile may have
 
   static Item item(const Input* row, size_t index, size_t) { return row[index]; }
 
@@ -81,29 +75,37 @@ struct WidenFormat {
   using Item = float;
   static constexpr size_t kInputs = 2;
   static constexpr size_t kItems = 2;
+  static constexpr int kTileSums = V::kRegisters == 32 ? 24 : 8;  // widening takes registers too
 
   static Item item(const Input* row, size_t index, size_t in_features) {
     return index < in_features ? bf16_to_float(row[index]) : 0.0f;
   }
 
+  static PLAIT_INLINE typename V::Bits pairs(const char* weight, size_t tile_bytes, int v) {
+    return V::load_pairs(reinterpret_cast<const uint16_t*>(vector_at<V>(weight, tile_bytes, v)));
+  }
+
   template <int kRows, int kVecs>
   static PLAIT_INLINE void step(typename V::F (&sums)[kRows][kVecs], const Item* x,
                                 const char* weight, size_t tile_bytes) {
-    typename V::Bits pairs[kVecs];
     typename V::F w[kVecs];
     PLAIT_UNROLL
-    for (int v = 0; v < kVecs; ++v) {
-      pairs[v] =
-          V::load_pairs(reinterpret_cast<const uint16_t*>(vector_at<V>(weight, tile_bytes, v)));
-    }
-    PLAIT_UNROLL
-    for (int v = 0; v < kVecs; ++v) w[v] = V::first_of_pairs(pairs[v]);
+    for (int v = 0; v < kVecs; ++v) w[v] = V::first_of_pairs(pairs(weight, tile_bytes, v));
     multiply_add<V>(sums, x, w);
+    // Keeps the halves apart, or their loads would drive sums out of registers.
+    __asm__ volatile("" ::: "memory");
     PLAIT_UNROLL
-    for (int v = 0; v < kVecs; ++v) w[v] = V::second_of_pairs(pairs[v]);
+    for (int v = 0; v < kVecs; ++v) w[v] = V::second_of_pairs(pairs(weight, tile_bytes, v));
     multiply_add<V>(sums, x + kRows, w);
   }
 };
+
+// How many tiles a micro-kernel takes at once for panels of so many rows.
+template <class Format>
+constexpr int max_tiles(int rows) {
+  const int tiles = Format::kTileSums / (kTileVecs<typename Format::Vec> * rows);
+  return tiles >= 4 ? 4 : tiles >= 2 ? 2 : 1;
+}
 
 // --- the micro-kernel --------------------------------------------------------------------------
 
@@ -167,7 +169,7 @@ void micro_kernel(const Block& block) {
 template <class Format, int kRows, int kTiles, bool kStream>
 constexpr MicroKernel micro_kernel_if_it_fits() {
   using V = typename Format::Vec;
-  if constexpr (kRows <= kMaxPanelRows<V> && kTiles <= max_tiles<V>(kRows)) {
+  if constexpr (kRows <= kMaxPanelRows<V> && kTiles <= max_tiles<Format>(kRows)) {
     return &micro_kernel<Format, kRows, kTiles, kStream>;
   } else {
     return nullptr;
@@ -331,13 +333,13 @@ void multiply_or_unpack(FloatFormat<V>, const LinearJob& job, const Panels& pane
   multiply_block<Format, Format>(job, panels, block, weight, job.steps * kStepBytes, next, sums);
 }
 
-// Unpacking once pays as soon as two panels use it.
+// Unpacking once pays where more than two panels use it, or two of full height.
 template <class V>
 void multiply_or_unpack(WidenFormat<V>, const LinearJob& job, const Panels& panels,
                         const WeightBlock& block, const char* weight, const char* next, float* sums,
                         float* unpacked) {
   const size_t tile_bytes = job.steps * kStepBytes;
-  if (panels.count == 1) {
+  if (panels.count == 1 || (panels.count == 2 && panels.height(0) < kMaxPanelRows<V>)) {
     multiply_block<WidenFormat<V>, WidenFormat<V>>(job, panels, block, weight, tile_bytes, next,
                                                    sums);
     return;
@@ -364,7 +366,8 @@ void run_job(const LinearJob& job, size_t begin, size_t end, float* scratch) {
   const Panels panels(job.rows, kMaxPanelRows<V>);
   const size_t num_tiles = (job.out_features + kTileOutputs - 1) / kTileOutputs;
   const size_t tile_bytes = job.steps * kStepBytes;
-  const size_t most_tiles = static_cast<size_t>(max_tiles<V>(static_cast<int>(panels.height(0))));
+  const size_t most_tiles =
+      static_cast<size_t>(max_tiles<Format>(static_cast<int>(panels.height(0))));
   const size_t most_steps = block_steps<Format>(job.steps);
   float* unpacked = scratch + job.rows * kGroupTiles * kTileOutputs;
   const auto* weight = static_cast<const char*>(job.weight);
