@@ -30,7 +30,8 @@ test: $(STAMPS)/dev compiled $(STAMPS)/models
 
 bench: compiled $(STAMPS)/models
 	@mkdir -p build
-	$(BIN)/plait bench throughput --json build/throughput.json $(ARGS)
+	$(BIN)/plait bench throughput --compare transformers --dtype bfloat16 \
+	  --json build/throughput.json $(ARGS)
 
 build: $(STAMPS)/dev compiled
 

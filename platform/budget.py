@@ -65,6 +65,14 @@ def fit(
     sizes = _Sizes(options.block_size, kv_dtype, groups, scheduler)
     budget = _kv_budget(options, available)
     longest = sizes.longest_sequence(budget)
+    if longest < min(2 * options.block_size, scheduler.max_model_len):
+        raise ConfigError(
+            f"no memory is left for KV: {human(budget)} of {human(available)} free after the "
+            f"weights ({human(model.weight_bytes)}), and one block of every layer takes "
+            f"{human(sizes.bytes_for(options.block_size))}. Free memory, use a smaller model, or "
+            "raise --memory-utilization",
+            param="kv_cache_memory",
+        )
     if options.max_model_len is None and longest < scheduler.max_model_len:
         scheduler = replace(scheduler, max_model_len=longest)
         sizes = _Sizes(options.block_size, kv_dtype, groups, scheduler)
@@ -75,14 +83,6 @@ def fit(
             f"one sequence, but {human(budget)} is there. What fits: --max-model-len {longest}, "
             f"or --kv-cache-memory {_flag_value(needed, up=True)} if the machine has it",
             param="max_model_len",
-        )
-    if scheduler.max_model_len < 2 * options.block_size:
-        raise ConfigError(
-            f"no memory is left for KV: {human(budget)} of {human(available)} free after the "
-            f"weights ({human(model.weight_bytes)}), and one block of every layer takes "
-            f"{human(sizes.bytes_for(options.block_size))}. Free memory, use a smaller model, or "
-            "raise --memory-utilization",
-            param="kv_cache_memory",
         )
     useful = scheduler.max_num_seqs * (scheduler.max_model_len + options.block_size)
     if options.kv_cache_bytes is not None:

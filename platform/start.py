@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plait.platform import budget
 from plait.platform.config import EngineConfig, Options
@@ -50,24 +50,25 @@ def start_engine(options: Options, on_phase: OnPhase = lambda _phase, _seconds: 
 
         from plait.platform.model import load_model
 
-        torch.set_num_threads(options.num_threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(options.num_threads or _num_cores())
     with phase("load model"):
         loaded = load_model(options)
     with phase("load tokenizer"):
         tokenizer = Tokenizer.load(loaded.tokenizer_source, chat_template=options.chat_template)
+    executor = loaded.executor
+    # A model may end its turns with a token that only its tokenizer names.
+    ends = dict.fromkeys((*executor.model.eos_token_ids, *tokenizer.eos_token_ids))
+    model = replace(executor.model, eos_token_ids=tuple(ends))
     with phase("allocate KV"):
-        executor = loaded.executor
         fit = budget.fit(
             options,
-            executor.model,
+            model,
             executor.kv_groups,
             executor.kv_dtype,
             budget.available_bytes(),
         )
         executor.allocate(fit.cache)
-    config = EngineConfig(
-        options=options, model=executor.model, cache=fit.cache, scheduler=fit.scheduler
-    )
+    config = EngineConfig(options=options, model=model, cache=fit.cache, scheduler=fit.scheduler)
     engine = Engine(config, executor, tokenizer)
     with phase("warm up"):
         _warm_up(engine, config, tokenizer)
@@ -77,6 +78,12 @@ def start_engine(options: Options, on_phase: OnPhase = lambda _phase, _seconds: 
         phases=phases,
         facts={"arithmetic": list(fit.arithmetic), "kv_bytes": fit.kv_bytes},
     )
+
+
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _warm_up(engine: Engine, config: EngineConfig, tokenizer: Tokenizer) -> None:

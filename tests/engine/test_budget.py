@@ -73,6 +73,12 @@ def test_an_impossible_length_names_a_length_that_fits() -> None:
     assert fit(asked, MODEL, (FULL,), "bfloat16", GIB).scheduler.max_model_len == 8192
 
 
+def test_a_short_context_is_no_lack_of_memory() -> None:
+    assert fit(Options(max_model_len=3), MODEL, (FULL,), "bfloat16", GIB).kv_bytes > 0
+    with pytest.raises(ConfigError, match="no memory is left"):
+        fit(Options(), MODEL, (FULL,), "bfloat16", 1 << 20)
+
+
 def test_without_a_wish_the_context_shrinks_to_what_fits_and_says_so() -> None:
     got = fit(Options(), MODEL, (FULL,), "bfloat16", 300 << 20)
     assert got.scheduler.max_model_len < 8192
