@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from plait.platform.server.connection import connection_class
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("plait.server")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_KEEP_ALIVE_S = 75  # longer than proxies keep an idle connection, so that they close it first
 _LAST_WRITES_S = 5  # for responses that were aborted to be sent
 
 
@@ -54,8 +57,8 @@ def _config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
         port=settings.port,
         uds=settings.uds,
         root_path=settings.root_path,
-        http="h11",  # the one with a bound on the header's bytes while they arrive
-        h11_max_incomplete_event_size=settings.limits.header_bytes,
+        http=connection_class(settings.limits),
+        timeout_keep_alive=_KEEP_ALIVE_S,
         ws="none",
         lifespan="on",
         log_config=None,

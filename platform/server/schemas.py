@@ -52,7 +52,7 @@ class GenerationRequest(Schema):
     best_of: Int | None = None
     max_tokens: Int | None = None
     min_tokens: Int = 0
-    temperature: float = 1.0
+    temperature: float = 1.0  # as OpenAI's; a checkpoint's generation config is not looked at
     top_p: float = 1.0
     top_k: Int = 0
     min_p: float = 0.0

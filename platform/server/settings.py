@@ -16,6 +16,7 @@ class Limits:
     body_timeout_s: float = 60.0  # for the whole body to arrive
     header_bytes: int = 64 << 10
     header_fields: int = 100
+    header_timeout_s: float = 30.0  # for a whole head to arrive
     json_depth: int = 64
     n: int = 16
     stop: int = 4

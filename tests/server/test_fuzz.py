@@ -22,7 +22,7 @@ FAST = settings(
     max_examples=150,
     deadline=None,
     phases=(Phase.explicit, Phase.generate, Phase.shrink),
-    suppress_health_check=[HealthCheck.too_slow],
+    suppress_health_check=list(HealthCheck),
 )
 SCHEMAS = {
     "/v1/chat/completions": (ChatCompletionRequest, {"messages": MESSAGES}),

@@ -1,6 +1,7 @@
 """The server's life over a real socket: start, drain on a signal, and the way out."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ from support.http_app import MESSAGES, make_app, sse_events
 
 from plait.platform.core import Event, FinishReason
 from plait.platform.server.app import serve
-from plait.platform.server.settings import ServerSettings
+from plait.platform.server.settings import Limits, ServerSettings
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
@@ -118,7 +119,46 @@ async def test_client_that_closes_its_socket_aborts(tmp_path):
         assert len(engine.aborted) == 2
 
 
-async def test_giant_header_is_refused(tmp_path):
-    async with serving(tmp_path) as (_engine, http, _task):
-        response = await http.get("/health", headers={"x-big": "1" * 200_000})
-        assert response.status_code in (400, 431)
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("start", "more", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\nx-big: ", b"1", 431),
+        (b"GET /health HTTP/1.1\r\n", b"a: b\r\n", 431),
+        (b"GET /", b"a", 431),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n", b"a: b\r\n", 413),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n", b"1;ext=aaaaaaaa\r\n \r\n", 413),
+        (b"not http at all\r\n", b"", 400),
+    ],
+)
+async def test_endless_messages_are_cut_off(tmp_path, start, more, status):
+    limits = Limits(body_bytes=50_000)
+    async with serving(tmp_path, limits=limits):
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+        writer.write(start)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1000 if more else 0):
+                writer.write(more * 1000)
+                await writer.drain()
+        with contextlib.suppress(ConnectionError):
+            answer = await asyncio.wait_for(reader.read(), 5)
+            assert answer.startswith(b"HTTP/1.1 %d " % status)
+            assert b'{"error":{' in answer
+        writer.close()
+
+
+async def test_a_head_that_never_ends_is_given_up(tmp_path):
+    async with serving(tmp_path, limits=Limits(header_timeout_s=0.05)):
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+        writer.write(b"GET /health HTTP/1.1\r\n")
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+
+
+async def test_a_connection_serves_many_requests(tmp_path):
+    async with serving(tmp_path, limits=Limits(header_bytes=500)) as (engine, http, _task):
+        engine.gate.set()
+        for _ in range(10):
+            assert (await http.post(CHAT, json={"messages": MESSAGES})).status_code == 200

@@ -1,0 +1,106 @@
+"""One HTTP/1.1 connection, with bounds on what may arrive before anyone reads it.
+
+uvicorn's httptools protocol costs a third less per streamed token than its h11 one, but bounds
+neither the bytes of a head nor the time it takes; both are bounded here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from plait.platform.errors import BadRequest, PlaitError
+from plait.platform.server.errors import BodyTooLarge, HeadersTooLarge, error_body
+
+if TYPE_CHECKING:
+    from plait.platform.server.settings import Limits
+
+_REASONS = {400: "Bad Request", 413: "Content Too Large", 431: "Request Header Fields Too Large"}
+
+
+def connection_class(limits: Limits) -> type[HttpToolsProtocol]:
+    """The protocol class that uvicorn makes one of for each connection."""
+
+    class _Connection(Connection):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.limits = limits
+
+    return _Connection
+
+
+class Connection(HttpToolsProtocol):
+    """Counts the bytes of a message as they come; ends the connection over a bound."""
+
+    limits: Limits
+    _in_head = True
+    _room = 0  # bytes that this part of the message may still have
+    _timer: asyncio.TimerHandle | None = None  # runs while a head is awaited
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client came; its first head must follow within the bound."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It left."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, then see whether the message outgrew its bound."""
+        super().data_received(data)
+        self._room -= len(data)
+        if self._room < 0 and not self.transport.is_closing():
+            limits = self.limits
+            if self._in_head:
+                self._refuse(
+                    HeadersTooLarge(f"the header is larger than {limits.header_bytes} bytes")
+                )
+            else:
+                self._refuse(BodyTooLarge(f"the body is larger than {limits.body_bytes} bytes"))
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        self._await_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the head; those behind a chunked body are dropped."""
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is whole. The body may have twice its bound on the wire: chunks have sizes."""
+        self._stop_timer()
+        self._in_head = False
+        self._room = self.limits.header_bytes + 2 * self.limits.body_bytes
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, in the same body as everything else."""
+        self._refuse(BadRequest(msg))
+
+    def _await_head(self) -> None:
+        self._stop_timer()
+        self._in_head = True
+        self._room = self.limits.header_bytes
+        self._timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _refuse(self, error: PlaitError) -> None:
+        content = msgspec.json.encode(error_body(error))
+        head = (
+            f"HTTP/1.1 {error.status} {_REASONS[error.status]}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(content)}\r\n"
+            "connection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + content)
+        self.transport.close()
