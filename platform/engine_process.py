@@ -155,9 +155,9 @@ def _handle(link: Link, engine: Engine, message: ToEngine) -> None:
 
 def _refusal(request_id: str, error: Exception) -> Event:
     """A request the engine did not take: one event ends all of it."""
-    known = isinstance(error, PlaitError)
-    code = error.code if known else "internal_error"
-    message = error.message if known else "the engine could not take this request"
+    code, message = "internal_error", "the engine could not take this request"
+    if isinstance(error, PlaitError):
+        code, message = error.code, error.message
     return Event(
         request_id=request_id,
         index=0,

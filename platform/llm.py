@@ -293,7 +293,7 @@ def _is_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list. A flat list of integers is one prompt of token ids."""
     if isinstance(prompts, str | Mapping) or (len(prompts) > 0 and _is_token_ids(prompts)):
-        return [prompts]  # type: ignore[list-item]
+        return [prompts]
     return list(prompts)  # type: ignore[arg-type]
 
 
