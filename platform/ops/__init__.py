@@ -10,7 +10,8 @@ alone and in any batch.
     paged_attention   paged_attention.py   csrc/paged_attention*
     linear            linear.py            csrc/linear*
     gumbel_argmax     gumbel_argmax.py     csrc/gumbel*
-    rms_norm          rms_norm.py
+    rms_norm          rms_norm.py          csrc/rms_norm*
+    gated_activation  gated_activation.py  csrc/gated_activation*
 
 Suffixes and symbols of shapes, the same everywhere:
 

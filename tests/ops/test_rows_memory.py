@@ -1,0 +1,15 @@
+"""Linear layers, norms and activations under sanitizers, without torch."""
+
+import subprocess
+from pathlib import Path
+
+from support import sanitized
+
+OPS = ("linear", "rms_norm", "gated_activation")
+
+
+def test_kernels_stay_within_their_memory_and_are_right(tmp_path: Path) -> None:
+    kernels = [f"{op}{isa}" for op in OPS for isa in ("", "_avx2", "_avx512")]
+    program = sanitized.build([*kernels, "cpu_features", "tests/rows_test"], tmp_path)
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,45 @@
+"""Builds a C++ test of kernels under the address and undefined-behaviour sanitizers."""
+
+import os
+import platform
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).parents[2] / "csrc"
+X86 = platform.machine() in ("x86_64", "AMD64")
+SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = tuple(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16")) + AVX2[1:]
+
+
+def build(sources: list[str], folder: Path) -> Path:
+    """Compiles csrc/*.cpp of these names into a program in `folder`.
+
+    Files for an instruction set, by the end of their name, are left out on other processors.
+    Skips the test where no compiler with sanitizers is at hand.
+    """
+    cxx = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+    if cxx is None:
+        pytest.skip("no C++ compiler")
+    (folder / "empty.cpp").write_text("int main() {}\n")
+    probe = [cxx, *SANITIZE, str(folder / "empty.cpp"), "-o", str(folder / "empty")]
+    if subprocess.run(probe, capture_output=True, check=False).returncode != 0:
+        pytest.skip("the compiler has no sanitizers")
+
+    def compile_one(name: str) -> str:
+        flags = AVX2 if name.endswith("_avx2") else AVX512 if name.endswith("_avx512") else ()
+        target = folder / (name.replace("/", "_") + ".o")
+        options = ["-std=c++20", "-O1", f"-DPLAIT_HAS_X86_SOURCES={int(X86)}", f"-I{CSRC}"]
+        source = ["-c", str(CSRC / f"{name}.cpp"), "-o", str(target)]
+        subprocess.run([cxx, *options, *SANITIZE, *flags, *source], check=True)
+        return str(target)
+
+    names = [name for name in sources if X86 or not name.endswith(("_avx2", "_avx512"))]
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compile_one, names))
+    subprocess.run([cxx, *SANITIZE, *objects, "-o", str(folder / "test")], check=True)
+    return folder / "test"
