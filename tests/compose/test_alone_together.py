@@ -72,6 +72,7 @@ def start(path: Path, **options: object) -> Started:
             model=str(path),
             dtype="float32",
             max_model_len=MAX_MODEL_LEN,
+            max_num_queued_reqs=1000,
             num_threads=1,
             progress=False,
             **options,  # type: ignore[arg-type]
