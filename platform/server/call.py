@@ -12,6 +12,7 @@ from starlette.requests import Request as HttpRequest
 
 from plait.platform.errors import BadRequest, DeadlineExceeded
 from plait.platform.server.context import cache_salt
+from plait.platform.server.params import valid_request_id
 
 if TYPE_CHECKING:
     from plait.platform.server.context import ServerContext
@@ -72,7 +73,7 @@ def begin(
     """Check what all generation requests share. Raises `ModelNotFound`, `BadRequest`."""
     model = context.check_model(body.model)
     if body.request_id is not None:
-        http.state.request_id = body.request_id
+        http.state.request_id = _checked_id(body.request_id)
     return Call(
         http=http,
         id=f"{prefix}-{http.state.request_id}",
@@ -86,6 +87,13 @@ def begin(
         prompt_param=prompt_param,
         cache_salt=cache_salt(http.state.key_digest, body.cache_salt),
     )
+
+
+def _checked_id(request_id: str) -> str:
+    """It goes into a header and the log, so nothing else of it may be used before."""
+    if not valid_request_id(request_id):
+        raise BadRequest("request_id takes 1 to 128 letters, digits and ._:-", param="request_id")
+    return request_id
 
 
 def _timeout_s(http: HttpRequest, wish: float | None) -> float | None:

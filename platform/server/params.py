@@ -124,7 +124,8 @@ def _check_common(body: GenerationRequest, limits: Limits) -> None:
             param="response_format",
         )
     _check_stream(body)
-    _check_names(body)
+    if body.cache_salt is not None and not body.cache_salt:
+        raise BadRequest("cache_salt is empty: leave it out", param="cache_salt")
 
 
 def _check_stream(body: GenerationRequest) -> None:
@@ -136,13 +137,6 @@ def _check_stream(body: GenerationRequest) -> None:
             "streams them)",
             param="prompt_logprobs",
         )
-
-
-def _check_names(body: GenerationRequest) -> None:
-    if body.request_id is not None and not valid_request_id(body.request_id):
-        raise BadRequest("request_id takes 1 to 128 letters, digits and ._:-", param="request_id")
-    if body.cache_salt is not None and not body.cache_salt:
-        raise BadRequest("cache_salt is empty: leave it out", param="cache_salt")
 
 
 def _at_most(what: str, value: int | None, bound: int, *, param: str | None = None) -> None:

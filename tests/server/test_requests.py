@@ -291,6 +291,18 @@ async def test_request_ids_are_echoed_or_made(http, engine):
     assert named.headers["x-request-id"] == "mine"
 
 
+@pytest.mark.parametrize("name", ["a\r\nset-cookie: a=1", "a\n", "\x00", "名前", "é", "x" * 129])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_an_unfit_request_id_never_reaches_the_header(http, engine, path, name):
+    body = {"messages": MESSAGES} if path == CHAT else {"prompt": "a"}
+    response = await http.post(path, json={**body, "request_id": name})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "request_id"
+    assert response.headers["x-request-id"].isalnum()
+    assert "set-cookie" not in response.headers
+    assert engine.requests == []
+
+
 async def test_one_request_id_may_run_twice_at_once(http, engine):
     for _ in range(2):
         await http.post(TEXT, json={"prompt": "a", "request_id": "same"})
