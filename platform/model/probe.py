@@ -20,6 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, masking_uti
 
 from plait.platform.errors import ModelUnsupported
 from plait.platform.model.attention import attention_forward
+from plait.platform.model.rope import held_frequencies
 
 _PROBE_NAME = "plait_probe"
 _ROWS = 2
@@ -140,7 +141,8 @@ def _probing(model: Any, calls: list[LayerAttention]) -> Iterator[None]:
     # Looking for packed sequences reads values, which meta tensors do not have.
     masking_utils.find_packed_sequence_indices = _not_packed
     try:
-        yield
+        with held_frequencies(model):
+            yield
     finally:
         masking_utils.find_packed_sequence_indices = find_packed
         model.config._attn_implementation = served
@@ -164,14 +166,25 @@ def probe_attention(model: Any, backbone: Any) -> tuple[LayerAttention, ...]:
         except ModelUnsupported:
             raise
         except Exception as error:
-            why = "cannot be run on a flat batch"
-            if not calls:
-                why = "has attention of its own, not transformers' attention interface"
             raise ModelUnsupported(
-                f"{type(model).__name__} is not served: it {why} ({type(error).__name__}: {error})"
+                f"{type(model).__name__} is not served: {_fault(model, error)} "
+                f"({type(error).__name__}: {error})"
             ) from error
     _check_layers(model, calls)
     return tuple(calls)
+
+
+def _fault(model: Any, error: Exception) -> str:
+    """Which part of the model failed, by the innermost of its modules on the way to `error`."""
+    where, trace = type(model).__name__, error.__traceback__
+    while trace is not None:
+        module = trace.tb_frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and "forward" in trace.tb_frame.f_code.co_name:
+            where = type(module).__name__
+        trace = trace.tb_next
+    if "Attention" in where:
+        return f"{where} does not go through transformers' attention interface"
+    return f"{where} cannot be run on a flat batch"
 
 
 def _refuse_row_mixing(model: Any) -> None:

@@ -8,6 +8,8 @@ which it changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,8 @@ from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from plait.platform.errors import ModelUnsupported
+
+_CHANGING = frozenset({"longrope", "dynamic"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +69,26 @@ def fix_frequencies(model: nn.Module, config: Any, max_model_len: int) -> None:
             module.rope_type = "longrope_fixed"  # type: ignore[assignment]
         elif kind == "dynamic":
             module.rope_type = "ntk_fixed"  # type: ignore[assignment]
-        elif isinstance(kind, dict) and {"longrope", "dynamic"} & set(kind.values()):
+
+
+@contextmanager
+def held_frequencies(model: nn.Module) -> Iterator[None]:
+    """Within, no rotary module looks for the longest position: meta tensors have no values.
+
+    Raises `ModelUnsupported` where `fix_frequencies` could not fix them.
+    """
+    kinds = {m: getattr(m, "rope_type", None) for m in model.modules()}
+    held = {m: kind for m, kind in kinds.items() if isinstance(kind, str) and kind in _CHANGING}
+    for kind in kinds.values():
+        if isinstance(kind, dict) and _CHANGING & set(kind.values()):
             raise ModelUnsupported(f"rope types {kind} that change with length are not served")
+    try:
+        for module in held:
+            module.rope_type = "held"  # type: ignore[assignment]
+        yield
+    finally:
+        for module, kind in held.items():
+            module.rope_type = kind  # type: ignore[assignment]
 
 
 def divide_frequencies(model: nn.Module, factors: Tensor) -> None:

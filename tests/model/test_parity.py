@@ -62,11 +62,19 @@ def test_tokens_and_logprobs_equal_transformers(family, tmp_path):
                 }
             },
         ),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
         ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
         ("gpt_neox", {"use_parallel_residual": False}),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     ],
-    ids=["linear-rope", "yarn", "biases-and-tied", "sequential-residual", "window-on-some-layers"],
+    ids=[
+        "linear-rope",
+        "yarn",
+        "dynamic-rope",
+        "biases-and-tied",
+        "sequential-residual",
+        "window-on-some-layers",
+    ],
 )
 def test_variants_equal_transformers(family, fields, tmp_path):
     directory = make_checkpoint(family, tmp_path, **fields)

@@ -97,3 +97,18 @@ def test_an_unknown_model_type_is_named(tmp_path):
     directory = make_checkpoint("llama", tmp_path)
     rewrite_config(directory, model_type="starship")
     assert "'starship'" in reason(directory)
+
+
+def test_rope_that_changes_with_length_in_some_layers_is_refused(tmp_path):
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    changing = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    rope = {"full_attention": changing, "sliding_attention": plain}
+    directory = make_checkpoint("gemma3", tmp_path, rope_parameters=rope)
+    assert "that change with length are not served" in reason(directory)
+
+
+def test_the_part_that_fails_is_named(tmp_path):
+    config = transformers.JetMoeConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, intermediate_size=32, kv_channels=16
+    )
+    assert "JetMoeTopKGating cannot be run" in reason(save(tmp_path, "JetMoeForCausalLM", config))
