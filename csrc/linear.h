@@ -30,7 +30,9 @@ constexpr size_t kGroupTiles = 4;     // the unit in which work is split among t
 constexpr size_t kChunkRows = 192;    // rows packed and multiplied together at most
 constexpr size_t kUnpackSteps = 256;  // fp32 steps of unpacked weights kept at a time
 
-// Cuts rows into panels of nearly equal height.
+// Cuts rows into panels of nearly equal height. Without a name outside its file: a member compiled
+// for one instruction set must not serve another's code.
+namespace {
 struct Panels {
   size_t rows;
   size_t count;
@@ -43,6 +45,7 @@ struct Panels {
     return panel * (rows / count) + (panel < extra ? panel : extra);
   }
 };
+}  // namespace
 
 // What a kernel computes: a chunk of rows, already in panels, against some of the tiles.
 struct LinearJob {
