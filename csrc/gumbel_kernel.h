@@ -10,6 +10,9 @@
 
 #include "gumbel.h"
 
+// Made once, in gumbel.cpp: what is compiled for one instruction set must not serve another's code.
+extern template class std::vector<float>;
+
 namespace plait {
 namespace {
 
