@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from plait.platform.batch import build
 from plait.platform.core import Event, FinishReason, Span, SpanResult, StepPlan, StepResult
+from plait.platform.errors import InternalError
 from plait.platform.messages import Stats
 from plait.platform.output import OutputText
 from plait.platform.sampling import Sampler
@@ -108,6 +109,7 @@ class Engine:
         if plan.spans:
             result = self._compute(plan)
             for commit in self.scheduler.commit(plan, result, self._stop):
+                self._count_tokens(commit)
                 events += self._events(commit)
         self._count(plan, began)
         return events
@@ -138,7 +140,12 @@ class Engine:
     def _stop(
         self, sequence: Sequence, token_id: int
     ) -> tuple[FinishReason, int | str | None] | None:
-        return check_stop(sequence, token_id, self.config.model.eos_token_ids)
+        try:
+            return check_stop(sequence, token_id, self.config.model.eos_token_ids)
+        except Exception:
+            log.exception("request %s failed", sequence.request.request_id)
+            sequence.failure = (InternalError.code, "the text of this answer could not be made")
+            return FinishReason.ERROR, None
 
     # --- what leaves ---
 
@@ -203,7 +210,12 @@ class Engine:
     def _count(self, plan: StepPlan, began: float) -> None:
         self._last_rows = plan.num_rows
         self._step_seconds += self._clock() - began
-        sampled = sum(span.num_samples > 0 for span in plan.spans)
         self._counts["num_steps"] += 1
-        self._counts["generation_tokens"] += sampled
-        self._counts["prompt_tokens"] += plan.num_rows - sampled
+
+    def _count_tokens(self, commit: Commit) -> None:
+        """A prompt counts once, when it is done, however often parking had it computed."""
+        sequence, num_new = commit.sequence, len(commit.token_ids)
+        self._counts["generation_tokens"] += num_new
+        if sequence.index == 0 and num_new == sequence.num_output_tokens:
+            prompt_done = num_new > 0 or sequence.finish_reason is FinishReason.LENGTH
+            self._counts["prompt_tokens"] += sequence.num_prompt_tokens * prompt_done

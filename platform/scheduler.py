@@ -214,11 +214,9 @@ class Scheduler:
         reason: FinishReason,
         *,
         stop_reason: int | str | None = None,
-        failure: tuple[str, str] | None = None,
     ) -> None:
         sequence.state = SequenceState.FINISHED
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
-        sequence.failure = failure
         self.num_unfinished -= 1
         sequence.drafts.clear()
         self._waiting.discard(sequence)
@@ -233,7 +231,8 @@ class Scheduler:
     def _fail(self, request_id: str, failure: tuple[str, str]) -> list[Sequence]:
         ended = self._open_sequences(request_id)
         for sequence in ended:
-            self._finish(sequence, FinishReason.ERROR, failure=failure)
+            sequence.failure = failure
+            self._finish(sequence, FinishReason.ERROR)
         return ended
 
     # --- plan ------------------------------------------------------------------------------------
@@ -418,8 +417,8 @@ class Scheduler:
         """Let the results of the plan in flight take effect.
 
         `stop(sequence, token)` is asked after each token was appended, and says whether and why
-        the sequence ends with it; tokens after it are dropped. Results of sequences that ended or
-        parked since are dropped as a whole.
+        the sequence ends with it (having set `failure`, if with ERROR); tokens after it are
+        dropped. Results of sequences that ended or parked since are dropped as a whole.
         """
         if plan.step_id != self._step_id or len(result.spans) != len(plan.spans):
             raise ValueError("commit takes the results of the last plan, one per span")

@@ -139,6 +139,35 @@ def test_nan_logits_end_their_request_alone() -> None:
     assert tokens(events["good", 0]) == expected_greedy([3, 4], 12)
 
 
+def test_text_that_cannot_be_made_ends_its_request_alone() -> None:
+    engine, _ = make_engine()
+    engine.add(request("bad", [3, 59]))
+    engine.add(request("good", [3, 4]))
+    for sequence in engine.scheduler._requests["bad"]:
+        sequence.text = BrokenText()
+    events = run(engine)
+    assert events["bad", 0][-1].error is not None
+    assert [e.finish_reason for e in events["bad", 0]] == [FinishReason.ERROR]
+    assert tokens(events["good", 0]) == expected_greedy([3, 4], 12)
+    assert engine.stats.kv_usage == 0
+
+
+class BrokenText:
+    def append(self, token_id: int) -> str | None:
+        raise ValueError(token_id)
+
+    def take(self, *, final: bool = False) -> str:
+        return "the end" if final else ""
+
+
+def test_tokens_are_counted_by_what_they_are() -> None:
+    engine, _ = make_engine()
+    params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+    engine.add(request("a", list(range(3, 40)), params))
+    run(engine)
+    assert (engine.stats.prompt_tokens, engine.stats.generation_tokens) == (37, 5)
+
+
 def test_abort_gives_one_last_event_and_every_block_back() -> None:
     engine, _ = make_engine()
     engine.add(request("a", list(range(3, 40)), SamplingParams(temperature=0.0, n=3)))
