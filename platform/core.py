@@ -11,10 +11,11 @@ A request's life: `Request` (immutable, what the client asked) → one `Sequence
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -67,14 +68,10 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        set_ = object.__setattr__
-        set_(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
-        set_(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        set_(self, "bad_words", tuple(self.bad_words or ()))
-        set_(self, "top_k", 0 if self.top_k == -1 else self.top_k)
-        set_(self, "logit_bias", dict(self.logit_bias or {}))
-        if self.allowed_token_ids is not None:
-            set_(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        for name, convert in _CONVERT.items():
+            object.__setattr__(self, name, convert(name, getattr(self, name)))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
         _check_sampling(self)
 
     @property
@@ -83,9 +80,83 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
+def _integer(name: str, value: Any) -> int:
+    """As a plain int; numpy's integers are welcome, booleans are not."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InvalidParameter(name, f"{name} takes integers, got {value!r}")
+    return int(value)
+
+
+def _integer_or_none(name: str, value: Any) -> int | None:
+    return None if value is None else _integer(name, value)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise InvalidParameter(name, f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
+def _switch(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidParameter(name, f"{name} must be true or false, got {value!r}")
+    return value
+
+
+def _listed(name: str, value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Iterable) or isinstance(value, Mapping | bytes):
+        raise InvalidParameter(name, f"{name} takes a list, got {value!r}")
+    return tuple(value)
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else _listed(name, value)
+    if any(not isinstance(text, str) or not text for text in texts):
+        raise InvalidParameter(name, f"{name} takes non-empty strings, got {value!r}")
+    return texts
+
+
+def _integers(name: str, value: Any) -> tuple[int, ...]:
+    return tuple(_integer(name, token) for token in _listed(name, value))
+
+
+def _allowed(name: str, value: Any) -> tuple[int, ...] | None:
+    tokens = None if value is None else _integers(name, value)
+    if tokens == ():
+        raise InvalidParameter(name, f"{name} must not be empty")
+    return tokens
+
+
+def _biases(name: str, value: Any) -> dict[int, float]:
+    if not isinstance(value or {}, Mapping):
+        raise InvalidParameter(name, f"{name} maps token ids to numbers, got {value!r}")
+    biases = {_integer(name, t): _number(name, b) for t, b in (value or {}).items()}
+    if not all(-100 <= bias <= 100 for bias in biases.values()):
+        raise InvalidParameter(name, f"{name} maps token ids to [-100, 100]")
+    return biases
+
+
+_CONVERT: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("n", "min_tokens", "top_k"), _integer),
+    **dict.fromkeys(("max_tokens", "logprobs", "prompt_logprobs", "seed"), _integer_or_none),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), _number),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), _number),
+    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"), _switch),
+    "spaces_between_special_tokens": _switch,
+    "stop": _strings,
+    "bad_words": _strings,
+    "stop_token_ids": _integers,
+    "allowed_token_ids": _allowed,
+    "logit_bias": _biases,
+}
 _RANGES: dict[str, tuple[float, float]] = {
     "n": (1, 16),
     "min_tokens": (0, math.inf),
+    "max_tokens": (0, math.inf),
+    "logprobs": (0, math.inf),
+    "prompt_logprobs": (0, math.inf),
     "temperature": (0, 100),
     "top_p": (0, 1),  # 0 itself is refused below
     "min_p": (0, 1),
@@ -99,34 +170,14 @@ _RANGES: dict[str, tuple[float, float]] = {
 def _check_sampling(p: SamplingParams) -> None:
     for name, (low, high) in _RANGES.items():
         value = getattr(p, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-            raise InvalidParameter(name, f"{name} must be a number, got {value!r}")
-        if not (low <= value <= high) or math.isinf(value):
-            raise InvalidParameter(name, f"{name} must lie in [{low}, {high}], got {value!r}")
+        if value is not None and not low <= value <= high:
+            bounds = f"at least {low}" if high == math.inf else f"in [{low}, {high}]"
+            raise InvalidParameter(name, f"{name} must be {bounds}, got {value!r}")
     for name in ("top_p", "repetition_penalty"):
         if getattr(p, name) == 0:
             raise InvalidParameter(name, f"{name} must be greater than 0")
-    _check_counts(p)
-    _check_lists(p)
-
-
-def _check_counts(p: SamplingParams) -> None:
-    for name, low in (("max_tokens", 0), ("logprobs", 0), ("prompt_logprobs", 0)):
-        value = getattr(p, name)
-        if value is not None and (not isinstance(value, int) or value < low):
-            raise InvalidParameter(name, f"{name} must be None or an integer >= {low}")
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         raise InvalidParameter("min_tokens", f"min_tokens {p.min_tokens} > max_tokens")
-
-
-def _check_lists(p: SamplingParams) -> None:
-    if p.allowed_token_ids is not None and not p.allowed_token_ids:
-        raise InvalidParameter("allowed_token_ids", "allowed_token_ids must not be empty")
-    if any(not isinstance(s, str) or not s for s in (*p.stop, *p.bad_words)):
-        raise InvalidParameter("stop", "stop and bad_words take non-empty strings")
-    for token, bias in p.logit_bias.items():
-        if not isinstance(token, int) or not (-100 <= bias <= 100):
-            raise InvalidParameter("logit_bias", "logit_bias maps token ids to [-100, 100]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +231,8 @@ class Sequence:
     stop_reason: int | str | None = None  # the token id or string that stopped it
     failure: tuple[str, str] | None = None  # (error code, message) where it ended with ERROR
     text: Any = None  # its `OutputText`, owned by the engine; None where nobody reads text
+    added_s: float = 0.0  # when the engine took it, on the engine's clock
+    started_s: float | None = None  # when its first step began
     epoch: int = 0  # grows with every preemption; results of an older epoch are dropped
 
     @property
@@ -281,4 +334,6 @@ class Event:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0  # so far
     num_cached_tokens: int = 0
+    queued_s: float = 0.0  # seconds from `Engine.add` to its first step
+    num_preemptions: int = 0
     error: tuple[str, str] | None = None

@@ -72,7 +72,9 @@ class Engine:
             seed=seed % 2**64,
             max_total_tokens=len(request.prompt_token_ids) + params.max_tokens,
         )
+        now = self._clock()
         for sequence in sequences:
+            sequence.added_s = now
             if self._tokenizer is not None:
                 sequence.text = OutputText(self._tokenizer, params, request.prompt_token_ids)
 
@@ -106,6 +108,9 @@ class Engine:
         if plan is None:
             return events
         events += [self._final_event(sequence) for sequence in plan.finished]
+        for span in plan.spans:
+            if span.sequence.started_s is None:
+                span.sequence.started_s = began
         if plan.spans:
             result = self._compute(plan)
             for commit in self.scheduler.commit(plan, result, self._stop):
@@ -180,6 +185,8 @@ class Engine:
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_output_tokens=sequence.num_output_tokens,
             num_cached_tokens=sequence.num_cached_tokens,
+            queued_s=(sequence.started_s or sequence.added_s) - sequence.added_s,
+            num_preemptions=sequence.num_preemptions,
             error=sequence.failure,
         )
 

@@ -116,8 +116,22 @@ class Families:
         self.whole = histogram(
             "e2e_request_latency_seconds", "From arrival to the last token.", _LONG_BUCKETS
         )
+        self.queue = histogram(
+            "request_queue_time_seconds", "In the engine, before the first step.", _LONG_BUCKETS
+        )
+        self.prefill = histogram(
+            "request_prefill_time_seconds", "From the first step to the first token.", _LONG_BUCKETS
+        )
         self.decode = histogram(
             "request_decode_time_seconds", "From the first token to the last.", _LONG_BUCKETS
+        )
+        self.inference = histogram(
+            "request_inference_time_seconds",
+            "From the first step to the last token.",
+            _LONG_BUCKETS,
+        )
+        self.preemptions = histogram(
+            "request_num_preemptions", "How often a sequence was parked.", (0, 1, 2, 5, 10, 20)
         )
         self.prompt = histogram("request_prompt_tokens", "Prompt tokens.", _TOKEN_BUCKETS)
         self.output = histogram("request_generation_tokens", "Output tokens.", _TOKEN_BUCKETS)
@@ -142,7 +156,9 @@ class Timings:
 
         self.first, self.gap = child(families.first), child(families.gap)
         self.per_token, self.whole = child(families.per_token), child(families.whole)
-        self.decode = child(families.decode)
+        self.queue, self.prefill = child(families.queue), child(families.prefill)
+        self.decode, self.inference = child(families.decode), child(families.inference)
+        self.preemptions = child(families.preemptions)
         self.prompt, self.output = child(families.prompt), child(families.output)
         self.n, self.max_tokens = child(families.n), child(families.max_tokens)
         self._success, self._model_name = families.success, model_name
@@ -174,7 +190,7 @@ class SequenceTimer:
         if num_new:
             self._tokens(num_new, time.monotonic())
         if event.finish_reason is not None:
-            self._finish(event.num_output_tokens)
+            self._finish(event)
             self._end(event.finish_reason.value)
 
     def _tokens(self, num_new: int, now_s: float) -> None:
@@ -188,15 +204,20 @@ class SequenceTimer:
             self._timings.gap.observe((now_s - self._last_s) / num_gaps)
         self._last_s = now_s
 
-    def _finish(self, num_output: int) -> None:
-        timings = self._timings
+    def _finish(self, event: Event) -> None:
+        timings, num_output = self._timings, event.num_output_tokens
         timings.whole.observe(time.monotonic() - self._arrival_s)
         timings.prompt.observe(self._prompt)
         timings.output.observe(num_output)
         timings.n.observe(self._params.n)
         if self._params.max_tokens is not None:
             timings.max_tokens.observe(self._params.max_tokens)
+        timings.queue.observe(event.queued_s)
+        timings.preemptions.observe(event.num_preemptions)
         if self._first_s is not None:
+            started_s = min(self._arrival_s + event.queued_s, self._first_s)
+            timings.prefill.observe(self._first_s - started_s)
+            timings.inference.observe(self._last_s - started_s)
             timings.decode.observe(self._last_s - self._first_s)
             if num_output > 1:
                 timings.per_token.observe((self._last_s - self._first_s) / (num_output - 1))

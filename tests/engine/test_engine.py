@@ -168,6 +168,20 @@ def test_tokens_are_counted_by_what_they_are() -> None:
     assert (engine.stats.prompt_tokens, engine.stats.generation_tokens) == (37, 5)
 
 
+def test_events_tell_how_long_a_request_was_queued() -> None:
+    now = 100.0
+    resolved = engine_config(max_num_seqs=1)
+    engine = Engine(resolved, HistoryExecutor(resolved), None, clock=lambda: now)
+    params = SamplingParams(temperature=0.0, max_tokens=1)
+    engine.add(request("first", [3], params))
+    engine.add(request("second", [4], params))
+    queued = {}
+    while engine.has_unfinished:
+        now += 1.0
+        queued.update({event.request_id: event.queued_s for event in engine.step()})
+    assert queued == {"first": 1.0, "second": 2.0}
+
+
 def test_abort_gives_one_last_event_and_every_block_back() -> None:
     engine, _ = make_engine()
     engine.add(request("a", list(range(3, 40)), SamplingParams(temperature=0.0, n=3)))
