@@ -49,7 +49,10 @@ from plait.platform.messages import (
 
 log = logging.getLogger(__name__)
 
-HANG_S = 60.0  # without a step's end while there is work; idle engines tick each second
+# An engine that says nothing for so long has hung: it speaks after each step, and each second when
+# idle. A slow model's longest step takes some 100 times its warm-up's two single-row steps.
+HANG_S = 60.0
+HANG_WARM_UPS = 300.0
 START_TIMEOUT_S = 600.0  # without a word from a starting engine
 MAX_RESTARTS = 5  # in a row, without one that served
 RESTART_DELAY_S = 1.0
@@ -67,11 +70,12 @@ class ProcessClient:
     """See `EngineClient`. Made by `start`, ended by `close`."""
 
     def __init__(
-        self, options: Options, on_phase: Callable[[str, float], None], hang_s: float = HANG_S
+        self, options: Options, on_phase: Callable[[str, float], None], hang_s: float | None
     ) -> None:
         self._options = options
         self._on_phase = on_phase
-        self._hang_s = hang_s
+        self._hang_s = HANG_S if hang_s is None else hang_s
+        self._fits_hang_to_model = hang_s is None
         self._config: EngineConfig | None = None
         self._stats = Stats()
         self.facts: dict[str, object] = {}
@@ -89,7 +93,7 @@ class ProcessClient:
         options: Options,
         *,
         on_phase: Callable[[str, float], None] = lambda _phase, _seconds: None,
-        hang_s: float = HANG_S,
+        hang_s: float | None = None,
     ) -> ProcessClient:
         """Start an engine and wait until it serves. Raises `PlaitError` with the cause."""
         client = cls(options, on_phase, hang_s)
@@ -174,7 +178,8 @@ class ProcessClient:
             await asyncio.sleep(0.02)
         if self._requests:
             log.warning("drain: aborting %d requests still running", len(self._requests))
-            await self._send(Abort(request_ids=tuple(self._requests)))
+            with contextlib.suppress(EngineDied):  # its end fails them too
+                await self._send(Abort(request_ids=tuple(self._requests)))
             last = time.monotonic() + 2.0
             while self._requests and time.monotonic() < last:
                 await asyncio.sleep(0.02)
@@ -188,7 +193,7 @@ class ProcessClient:
                 await self._keeper
         self._fail_requests(EngineDied("the server is shutting down; try again elsewhere"))
         if self._engine is not None:
-            with contextlib.suppress(zmq.ZMQError):
+            with contextlib.suppress(EngineDied, zmq.ZMQError):
                 await self._send(Abort(request_ids=()))
                 await self._send(Drain())
             await self._engine.end(patience_s=2.0)
@@ -199,23 +204,22 @@ class ProcessClient:
     async def _launch(self) -> None:
         """Start one engine process and wait for `Ready`."""
         self._engine = await _EngineProcess.create()
-        await self._send(Start(options=self._options))
+        await self._send_start()
         while True:
             message = await self._engine.receive(START_TIMEOUT_S)
             if message is None:
-                raise InternalError(
-                    f"the engine said nothing for {START_TIMEOUT_S:.0f} s while starting"
-                )
+                silence = f"the engine said nothing for {START_TIMEOUT_S:.0f} s"
+                raise InternalError(f"{self._engine.death() or silence} while starting")
             if isinstance(message, Starting):
                 self._on_phase(message.phase, message.seconds)
             elif isinstance(message, Failed):
                 raise by_code(message.code)(message.message)
             elif isinstance(message, Ready):
-                self._config, self.facts, self.phases = (
-                    message.config,
-                    message.facts,
-                    message.phases,
-                )
+                self._config, self.facts = message.config, message.facts
+                self.phases = message.phases
+                if self._fits_hang_to_model:
+                    warm_up_s = message.phases.get("warm up", 0.0)
+                    self._hang_s = max(HANG_S, HANG_WARM_UPS * warm_up_s)
                 self._reason = ""
                 return
 
@@ -272,16 +276,35 @@ class ProcessClient:
     def _silence_s(self) -> float:
         return 0.0 if self._engine is None else time.monotonic() - self._engine.last_word_s
 
-    async def _send(self, message: ToEngine) -> None:
+    async def _send_start(self) -> None:
+        """Send the first message, once the engine has connected; it may die before that."""
         assert self._engine is not None
-        await self._engine.socket.send(self._encoder.encode(message))
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                await self._send(Start(options=self._options))
+                return
+            except EngineDied:
+                if self._engine.death() or time.monotonic() > deadline:
+                    return  # `receive` tells which
+            await asyncio.sleep(0.01)
+
+    async def _send(self, message: ToEngine) -> None:
+        """Raises `EngineDied` where no engine listens: without NOBLOCK a send waits for one."""
+        assert self._engine is not None
+        try:
+            await self._engine.socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            raise EngineDied("the engine has just ended; the request can be retried") from None
 
     def _send_soon(self, message: ToEngine) -> None:
         """Send from where nothing may be awaited: a generator that is being closed."""
         if self._engine is None:
             return
         with contextlib.suppress(zmq.ZMQError):
-            self._engine.socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+            sent = self._engine.socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+            # Without an engine there is nothing to abort.
+            asyncio.ensure_future(sent).add_done_callback(lambda f: f.cancelled() or f.exception())
 
 
 class _EngineProcess:

@@ -16,6 +16,7 @@ from plait.platform.errors import (
     ConfigError,
     DeadlineExceeded,
     EngineDied,
+    InternalError,
     ModelUnsupported,
     Overloaded,
 )
@@ -146,3 +147,33 @@ async def test_a_start_that_fails_says_why(options: Options, tmp_path: Path) -> 
         await ProcessClient.start(Options(model=str(tmp_path / "nothing.gguf")))
     with pytest.raises(ModelUnsupported, match=r"config\.json"):
         await ProcessClient.start(Options(model=str(tmp_path)))
+
+
+async def test_nothing_waits_for_an_engine_that_is_gone(
+    client: ProcessClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket without a peer takes no message: sending must fail, not wait."""
+
+    async def never(self: ProcessClient) -> bool:
+        await asyncio.Event().wait()
+        return False
+
+    monkeypatch.setattr(ProcessClient, "_restart", never)
+    assert client.engine_pid is not None
+    os.kill(client.engine_pid, signal.SIGKILL)
+    await until(lambda: not client.ready)
+    async with asyncio.timeout(10):
+        monkeypatch.setattr(client, "_reason", "")  # as in the moment before its end is seen
+        with pytest.raises(EngineDied):
+            await collect(client, request("late"))
+        await client.drain(0.1)
+        await client.close()
+
+
+async def test_an_engine_that_dies_before_it_connects_is_an_error(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    async with asyncio.timeout(10):
+        with pytest.raises(InternalError, match="ended with status 1 while starting"):
+            await ProcessClient.start(options)
