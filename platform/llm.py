@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import operator
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeGuard
+from typing import Any
 
 from plait.platform.config import Options
 from plait.platform.core import Request, SamplingParams
@@ -20,6 +21,7 @@ from plait.platform.intake import Intake
 from plait.platform.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from plait.platform.start import start_engine
 
+# Iterables of numpy's or torch's integers, and generators, do as well as lists.
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt_token_ids": …}
 Messages = Sequence[Mapping[str, Any]]
 
@@ -47,7 +49,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool | None = None,
@@ -59,7 +61,7 @@ class LLM:
         has `finish_reason` "error" and `error` on its outputs; the others are not touched.
         """
         several = _several(prompts)
-        all_params = _per_prompt(params or SamplingParams(), len(several))
+        all_params = _per_prompt(SamplingParams() if params is None else params, len(several))
         jobs = [
             self._job(*pair, at=i) for i, pair in enumerate(zip(several, all_params, strict=True))
         ]
@@ -78,8 +80,10 @@ class LLM:
         `template` goes to the template: `tools`, `add_generation_prompt`,
         `continue_final_message`, `template_kwargs`.
         """
-        many = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        prompts = [self._chat_prompt(conversation, template) for conversation in many]  # type: ignore[arg-type]
+        many = _listed(messages, "messages")
+        if many and isinstance(many[0], Mapping):
+            many = [many]
+        prompts = [self._chat_prompt(conversation, template) for conversation in many]
         return self.generate(prompts, params, progress=progress)
 
     def stream(
@@ -155,14 +159,17 @@ class LLM:
                     param="prompt",
                 )
             text = prompt.get("prompt")
-            ids = prompt.get("prompt_token_ids")
-            return text, self.tokenizer.encode(text or "") if ids is None else ids
-        if not _is_token_ids(prompt):
-            raise BadRequest(
-                "a prompt is text, a list of token ids, or a mapping with prompt_token_ids",
-                param="prompt",
-            )
-        return None, prompt
+            given = prompt.get("prompt_token_ids")
+            if text is not None and not isinstance(text, str):
+                raise _not_a_prompt()
+            if given is None:
+                return text, self.tokenizer.encode(text or "")
+        else:
+            text, given = None, prompt
+        ids = _token_ids(given)
+        if ids is None:
+            raise _not_a_prompt()
+        return text, ids
 
     # --- running ---
 
@@ -282,19 +289,41 @@ def _options(model: str | None, fields: dict[str, Any]) -> Options:
     return Options(model=model, **fields)
 
 
-def _is_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
-    return (
-        isinstance(prompt, Sequence)
-        and not isinstance(prompt, str)
-        and all(isinstance(token, int) and not isinstance(token, bool) for token in prompt)
+def _not_a_prompt() -> BadRequest:
+    return BadRequest(
+        "a prompt is text, a list of token ids, or a mapping with prompt or prompt_token_ids",
+        param="prompt",
     )
 
 
-def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _listed(values: Any, name: str) -> list[Any]:
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise BadRequest(f"{name} must be a list, got {type(values).__name__}", param=name)
+    return list(values)
+
+
+def _token_ids(prompt: object) -> list[int] | None:
+    """The ids, where `prompt` is a flat run of integers of any kind; else None."""
+    if isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Iterable):
+        return None
+    ids: list[int] = []
+    for token in prompt:
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            return None
+        try:
+            ids.append(operator.index(token))
+        except TypeError:  # an array of several
+            return None
+    return ids
+
+
+def _several(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list. A flat list of integers is one prompt of token ids."""
-    if isinstance(prompts, str | Mapping) or (len(prompts) > 0 and _is_token_ids(prompts)):
+    if isinstance(prompts, str | Mapping):
         return [prompts]
-    return list(prompts)  # type: ignore[arg-type]
+    several = _listed(prompts, "prompts")
+    ids = _token_ids(several)
+    return [ids] if ids else several
 
 
 def _per_prompt(
@@ -302,9 +331,12 @@ def _per_prompt(
 ) -> list[SamplingParams]:
     if isinstance(params, SamplingParams):
         return [params] * count
+    params = _listed(params, "params")
+    if any(not isinstance(one, SamplingParams) for one in params):
+        raise BadRequest("params are SamplingParams, one for all or one each", param="params")
     if len(params) != count:
         raise BadRequest(
             f"{len(params)} sampling parameters for {count} prompts: give one for all, or one each",
             param="params",
         )
-    return list(params)
+    return params

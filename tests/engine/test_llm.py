@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from plait import (
     LLM,
@@ -121,3 +124,76 @@ def test_an_unknown_option_names_the_nearest() -> None:
 
 def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
+
+
+def test_prompts_come_in_any_shape_that_is_clear(llm: LLM) -> None:
+    ids = [5, 6, 7]
+    wanted = llm.generate([ids], GREEDY)[0].outputs[0].token_ids
+    shapes: list[Any] = [
+        np.array(ids),
+        np.array([ids]),
+        [np.array(ids)],
+        tuple(ids),
+        torch.tensor(ids),
+    ]
+    shapes += [{"prompt_token_ids": np.array(ids)}, (p for p in [ids]), [{"prompt_token_ids": ids}]]
+    for shape in shapes:
+        assert llm.generate(shape, GREEDY)[0].outputs[0].token_ids == wanted
+    texts = llm.generate(["a", "b"], (p for p in (GREEDY, GREEDY)))  # type: ignore[arg-type]
+    assert len(texts) == 2
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [None, 5, 1.5, b"abc", [None], [b"abc"], [True], [1.5], ["a", 5], [[1, "a"]], {},
+     {"prompt": 5}, {"prompt_token_ids": "ab"}, {"prompt_token_ids": [1.5]},
+     {"prompt_token_ids": 5}, np.array([1.5])],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_prompt_is_refused_by_name(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(BadRequest, match="prompt"):
+        llm.generate(prompts, GREEDY)
+
+
+@pytest.mark.parametrize("params", [[], [None], 5, {"max_tokens": 2}, "x"], ids=str)
+def test_what_are_no_params_are_refused_by_name(llm: LLM, params: Any) -> None:
+    with pytest.raises(BadRequest, match="param"):
+        llm.generate("a", params)
+
+
+@pytest.mark.parametrize("messages", [None, "hi", {"role": "user", "content": "x"}], ids=str)
+def test_what_is_no_conversation_is_refused_by_name(llm: LLM, messages: Any) -> None:
+    with pytest.raises(BadRequest, match="messages"):
+        llm.chat(messages, GREEDY)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"seed": "a"}, {"seed": 1.5}, {"n": 2.0}, {"n": True}, {"top_k": 1.5}, {"min_tokens": 1.5},
+     {"max_tokens": True}, {"logprobs": True}, {"stop": 5}, {"stop": [5]}, {"stop": ""},
+     {"stop_token_ids": ["a"]}, {"stop_token_ids": [1.5]}, {"stop_token_ids": 5},
+     {"stop_token_ids": [True]}, {"allowed_token_ids": [1.5]}, {"allowed_token_ids": 5},
+     {"allowed_token_ids": []}, {"logit_bias": {5: "a"}}, {"logit_bias": [1]},
+     {"logit_bias": {True: 1}}, {"logit_bias": {5: 101}}, {"bad_words": 5}, {"bad_words": [5]},
+     {"ignore_eos": "yes"}, {"skip_special_tokens": 0}, {"temperature": "1"}],
+    ids=str,
+)  # fmt: skip
+def test_parameters_of_a_wrong_type_are_refused_by_name(fields: dict[str, Any]) -> None:
+    (name,) = fields
+    with pytest.raises(InvalidParameter, match=name) as caught:
+        SamplingParams(**fields)
+    assert caught.value.param == name
+
+
+def test_numpy_numbers_and_a_single_string_are_taken_for_what_they_are() -> None:
+    params = SamplingParams(
+        n=np.int64(2),  # type: ignore[arg-type]
+        temperature=np.float32(0.5),  # type: ignore[arg-type]
+        stop_token_ids=np.array([1, 2]),  # type: ignore[arg-type]
+        logit_bias={np.int64(5): np.float32(1)},  # type: ignore[dict-item]
+        stop="ab",
+        bad_words="cd",
+    )
+    assert (params.n, params.temperature, params.stop_token_ids) == (2, 0.5, (1, 2))
+    assert (params.logit_bias, params.stop, params.bad_words) == ({5: 1.0}, ("ab",), ("cd",))
+    assert type(params.n) is int
