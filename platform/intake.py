@@ -116,6 +116,11 @@ class Intake:
                 raise BadRequest(
                     f"{name} has {len(ids)} entries; at most {MAX_TOKEN_LIST}", param=name
                 )
+        if len(params.allowed_token_ids or ()) > self._vocab_size:
+            raise BadRequest(
+                f"allowed_token_ids has more entries than the vocabulary of {self._vocab_size}",
+                param="allowed_token_ids",
+            )
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("logit_bias", tuple(params.logit_bias))
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())

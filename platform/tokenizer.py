@@ -59,7 +59,9 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; names of special tokens in it become these tokens."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch of one: `encode` itself holds the interpreter lock, seconds for a long text.
+        batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = batch[0].ids
         return ids
 
     def decode(

@@ -14,9 +14,20 @@ import pydantic
 
 from plait.platform.errors import BadRequest, PlaitError
 from plait.platform.server.fields import split_fields
-from plait.platform.server.settings import ServerSettings
+from plait.platform.server.settings import Limits, ServerSettings
 
 Schema = TypeVar("Schema", bound=pydantic.BaseModel)
+
+_MAX_STREAM_OPTIONS = 16
+# Fields with a bound of the same name in `Limits`.
+_COUNTED = (
+    "messages",
+    "stop",
+    "stop_token_ids",
+    "bad_words",
+    "logit_bias",
+    "chat_template_kwargs",
+)
 
 
 def parse_body(raw: bytes, schema: type[Schema], settings: ServerSettings) -> Schema:
@@ -25,10 +36,32 @@ def parse_body(raw: bytes, schema: type[Schema], settings: ServerSettings) -> Sc
     if not isinstance(body, dict):
         raise BadRequest(f"the body must be a JSON object, not {_kind(body)}")
     fields = split_fields(body, schema.model_fields, allow_unknown=settings.allow_unknown_fields)
+    _check_counts(fields, settings.limits)
     try:
         return schema.model_validate(fields)
     except pydantic.ValidationError as error:
         raise _explain(error, fields) from None
+
+
+def _check_counts(fields: dict[str, Any], limits: Limits) -> None:
+    """Bounds on entries, before anything looks at each: a body has room for millions."""
+    for name in _COUNTED:
+        value = fields.get(name)
+        if isinstance(value, list | dict):
+            _at_most(name, "entries", len(value), getattr(limits, name))
+    options = fields.get("stream_options")
+    if isinstance(options, dict):
+        _at_most("stream_options", "entries", len(options), _MAX_STREAM_OPTIONS)
+    messages = fields.get("messages")
+    listed = messages if isinstance(messages, list) else []
+    contents = [message.get("content") for message in listed if isinstance(message, dict)]
+    num_parts = sum(len(content) for content in contents if isinstance(content, list))
+    _at_most("messages", "content parts", num_parts, limits.content_parts)
+
+
+def _at_most(name: str, what: str, count: int, bound: int) -> None:
+    if count > bound:
+        raise BadRequest(f"{name}: {count} {what} are over the limit of {bound}", param=name)
 
 
 def _decode(raw: bytes, max_depth: int) -> Any:

@@ -53,7 +53,7 @@ def chat_router(context: ServerContext) -> APIRouter:
 def _prepare(context: ServerContext, request: Request, body: ChatCompletionRequest) -> _Chat:
     call = begin(context, request, body, prefix="chatcmpl", prompt_param="messages")
     params = chat_params(body, context.settings.limits)
-    messages = prompts.check_chat(body, context.settings.limits)
+    messages = prompts.check_chat(body)
     if body.echo and not body.continue_final_message:
         raise BadRequest(
             "echo repeats the message that is continued: it needs continue_final_message: true",

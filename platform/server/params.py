@@ -103,10 +103,6 @@ def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
 def _check_common(body: GenerationRequest, limits: Limits) -> None:
     """Bounds, combinations that cannot hold, and what is not served."""
     _at_most("n", body.n, limits.n)
-    for name in ("stop", "stop_token_ids", "bad_words", "logit_bias"):
-        value = getattr(body, name)
-        if not isinstance(value, str):
-            _at_most(f"{name}: entries", len(value), getattr(limits, name), param=name)
     _at_most("prompt_logprobs", body.prompt_logprobs, limits.logprobs)
     if not -limits.priority <= body.priority <= limits.priority:
         raise BadRequest(
@@ -139,6 +135,6 @@ def _check_stream(body: GenerationRequest) -> None:
         )
 
 
-def _at_most(what: str, value: int | None, bound: int, *, param: str | None = None) -> None:
+def _at_most(name: str, value: int | None, bound: int) -> None:
     if value is not None and value > bound:
-        raise BadRequest(f"{what}: {value} is over the limit of {bound}", param=param or what)
+        raise BadRequest(f"{name}: {value} is over the limit of {bound}", param=name)

@@ -44,7 +44,7 @@ _MEDIA_PARTS = frozenset(
 )
 
 
-def check_chat(body: ChatTemplating, limits: Limits) -> list[dict[str, Any]]:
+def check_chat(body: ChatTemplating) -> list[dict[str, Any]]:
     """The messages as the template takes them. Raises what is wrong or not served, by name."""
     if body.tools:
         raise Unsupported("tools: tool calls are not served yet; leave tools out", param="tools")
@@ -57,17 +57,13 @@ def check_chat(body: ChatTemplating, limits: Limits) -> list[dict[str, Any]]:
             "continue_final_message and add_generation_prompt exclude each other",
             param="continue_final_message",
         )
-    return plain_messages(body.messages, limits)
+    return plain_messages(body.messages)
 
 
-def plain_messages(messages: list[ChatMessage], limits: Limits) -> list[dict[str, Any]]:
+def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     """Messages with known keys and text content only."""
     if not messages:
         raise BadRequest("messages is empty: give at least one message", param="messages")
-    if len(messages) > limits.messages:
-        raise BadRequest(
-            f"messages: {len(messages)} is over the limit of {limits.messages}", param="messages"
-        )
     return [_plain_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 

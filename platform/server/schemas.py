@@ -6,13 +6,16 @@ values is and the rest is refused by name.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Int = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Scalar = str | int | float | bool | None
+T = TypeVar("T")
+# Ends at the first bad entry: pydantic would keep an error for each of millions.
+List = Annotated[list[T], Field(fail_fast=True)]
 
 
 class Schema(BaseModel):
@@ -41,7 +44,7 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | List[dict[str, Any]] | None = None
 
 
 class GenerationRequest(Schema):
@@ -61,10 +64,10 @@ class GenerationRequest(Schema):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[str, float] = {}
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] = []
-    stop: str | list[str] = []
-    stop_token_ids: list[TokenId] = []
+    allowed_token_ids: List[TokenId] | None = None
+    bad_words: List[str] = []
+    stop: str | List[str] = []
+    stop_token_ids: List[TokenId] = []
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     prompt_logprobs: Int | None = None
@@ -87,13 +90,13 @@ class GenerationRequest(Schema):
 class ChatTemplating(Schema):
     """How messages become a prompt."""
 
-    messages: list[ChatMessage]
+    messages: List[ChatMessage]
     add_generation_prompt: bool | None = None  # default: unless the final message is continued
     continue_final_message: bool = False
     add_special_tokens: bool = False  # templates bring their own
     chat_template_kwargs: dict[str, Scalar] = {}
     reasoning_effort: str | None = None  # for templates that read it
-    tools: list[Any] | None = None
+    tools: List[Any] | None = None
     tool_choice: Any = None
 
 
@@ -108,7 +111,7 @@ class ChatCompletionRequest(ChatTemplating, GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """Body of /v1/completions."""
 
-    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    prompt: str | List[TokenId] | List[str] | List[List[TokenId]]
     suffix: str | None = None
     logprobs: Int | None = None
     add_special_tokens: bool = True
@@ -119,7 +122,7 @@ class TokenizeRequest(Schema):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: List[ChatMessage] | None = None
     add_special_tokens: bool | None = None  # default: for a prompt, not for messages
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -131,5 +134,5 @@ class DetokenizeRequest(Schema):
     """Body of /detokenize."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: List[TokenId]
     skip_special_tokens: bool = False

@@ -22,6 +22,8 @@ class Limits:
     stop: int = 4
     prompts: int = 64
     messages: int = 2048
+    content_parts: int = 8192  # of all messages together
+    chat_template_kwargs: int = 64
     logprobs: int = 20
     stop_token_ids: int = 128
     bad_words: int = 128

@@ -63,7 +63,7 @@ def _chat_ids(context: ServerContext, body: TokenizeRequest) -> list[int]:
         add_special_tokens=body.add_special_tokens or False,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    messages = prompts.check_chat(chat, context.settings.limits)
+    messages = prompts.check_chat(chat)
     return prompts.encode_chat(context.tokenizer, messages, chat)
 
 

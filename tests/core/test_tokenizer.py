@@ -387,3 +387,16 @@ def test_threads_share_a_tokenizer(checkpoint: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(400)))
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(checkpoint: Path) -> None:
+    """The server's event loop is such a thread."""
+    tokenizer = Tokenizer.load(checkpoint)
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(tokenizer.encode, "hello world " * 100_000)
+        num_turns = 0
+        while not work.done():
+            num_turns += 1
+        assert len(work.result()) > 100_000
+    # With the interpreter's lock held there are a few turns at the beginning and at the end.
+    assert num_turns > 100_000

@@ -1,8 +1,20 @@
 """What is refused, and how: every refusal names its field, in OpenAI's body, before any work."""
 
+import contextlib
+import json
+
 import openai
 import pytest
 from support.http_app import MESSAGES, http_client, make_app, openai_client
+
+from plait.platform.errors import BadRequest
+from plait.platform.server import body as body_module
+from plait.platform.server.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+)
+from plait.platform.server.settings import ServerSettings
 
 pytestmark = pytest.mark.anyio
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -277,6 +289,53 @@ async def test_unknown_routes_and_methods_have_the_same_body(http, method, path,
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     if status == 405:
         assert response.headers["allow"]
+
+
+@pytest.mark.parametrize("schema", [ChatCompletionRequest, CompletionRequest, DetokenizeRequest])
+def test_many_bad_entries_are_few_errors(monkeypatch, schema):
+    """A body has room for millions, and each error would cost more than its entry."""
+    counts = []
+
+    def explain(error, _fields):
+        counts.append(error.error_count())
+        return BadRequest("refused")
+
+    monkeypatch.setattr(body_module, "_explain", explain)
+    for field in schema.model_fields:
+        for value in (
+            [None] * 5000,
+            ["a", *[None] * 5000],
+            [[None] * 5000],
+            {str(i): [] for i in range(5000)},
+            [{"role": "user", "content": [None] * 5000}],
+        ):
+            with contextlib.suppress(BadRequest):
+                body_module.parse_body(
+                    json.dumps({field: value}).encode(), schema, ServerSettings()
+                )
+    assert counts
+    assert max(counts) < 20
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "numbers"),
+    [
+        (
+            "logit_bias",
+            {str(i): "x" for i in range(1025)},
+            "1025 entries are over the limit of 1024",
+        ),
+        ("chat_template_kwargs", {str(i): 1 for i in range(65)}, "65 entries"),
+        ("stream_options", {str(i): 1 for i in range(17)}, "17 entries"),
+        ("messages", [{"role": "user", "content": [0] * 4097}] * 2, "8194 content parts"),
+        ("messages", [0] * 2049, "2049 entries"),
+        ("allowed_token_ids", [1] * 261, "more entries than the vocabulary of 260"),
+    ],
+)
+async def test_entries_are_counted_before_they_are_looked_at(http, field, value, numbers):
+    error = await refusal(http, CHAT, {"messages": MESSAGES, field: value})
+    assert error["param"] == field
+    assert numbers in error["message"]
 
 
 async def test_request_ids_are_echoed_or_made(http, engine):
