@@ -31,7 +31,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def options(checkpoint: Callable[[str], Path]) -> Options:
     return Options(
         model=str(checkpoint("llama")),
@@ -43,9 +43,18 @@ def options(checkpoint: Callable[[str], Path]) -> Options:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def client(options: Options) -> AsyncIterator[ProcessClient]:
+    """One engine for all that leave it serving; starting one takes seconds."""
     started = await ProcessClient.start(options, hang_s=3.0)
+    yield started
+    await started.close()
+
+
+@pytest.fixture
+async def last_client(options: Options) -> AsyncIterator[ProcessClient]:
+    """One to be drained."""
+    started = await ProcessClient.start(options)
     yield started
     await started.close()
 
@@ -124,21 +133,21 @@ async def test_a_hung_engine_is_seen_and_replaced(client: ProcessClient) -> None
     assert client.engine_pid != hung
 
 
-async def test_a_drain_lets_requests_end_and_takes_no_new_ones(client: ProcessClient) -> None:
-    task = asyncio.create_task(collect(client, request("running")))
-    await until(lambda: client.stats.num_running == 1)
-    drain = asyncio.create_task(client.drain(30.0))
-    await until(lambda: not client.ready)
+async def test_a_drain_lets_requests_end_and_takes_no_new_ones(last_client: ProcessClient) -> None:
+    task = asyncio.create_task(collect(last_client, request("running")))
+    await until(lambda: last_client.stats.num_running == 1)
+    drain = asyncio.create_task(last_client.drain(30.0))
+    await until(lambda: not last_client.ready)
     with pytest.raises(Overloaded, match="shutting down"):
-        await collect(client, request("new"))
+        await collect(last_client, request("new"))
     assert (await task)[-1].finish_reason is FinishReason.LENGTH
     await drain
 
 
-async def test_a_drain_that_runs_out_of_time_aborts(client: ProcessClient) -> None:
-    task = asyncio.create_task(collect(client, request("running")))
-    await until(lambda: client.stats.num_running == 1)
-    await client.drain(0.0)
+async def test_a_drain_that_runs_out_of_time_aborts(last_client: ProcessClient) -> None:
+    task = asyncio.create_task(collect(last_client, request("running")))
+    await until(lambda: last_client.stats.num_running == 1)
+    await last_client.drain(0.0)
     assert (await task)[-1].finish_reason is FinishReason.ABORT
 
 
