@@ -6,13 +6,14 @@ import dataclasses
 import difflib
 import itertools
 import operator
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, get_type_hints
 
 from plait.platform.config import Options
 from plait.platform.core import Request, SamplingParams
@@ -38,7 +39,7 @@ class LLM:
             print(output.outputs[0].text)
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
         started = start_engine(_options(model, options))
         self.config = started.engine.config
         self.tokenizer = started.tokenizer
@@ -279,14 +280,26 @@ class _Bar:
             self._progress.stop()
 
 
-def _options(model: str | None, fields: dict[str, Any]) -> Options:
+def _options(model: str | os.PathLike[str] | None, fields: dict[str, Any]) -> Options:
     known = [f.name for f in dataclasses.fields(Options)]
     for name in fields:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
             raise ConfigError(f"LLM has no option {name}{hint}", param=name)
-    return Options(model=model, **fields)
+    if isinstance(model, os.PathLike):
+        model = os.fspath(model)
+    options = Options(model=model, **fields)
+    for name, kind in get_type_hints(Options).items():
+        value = getattr(options, name)
+        if not isinstance(value, kind | int if kind is float else kind) or (
+            isinstance(value, bool) and kind is not bool
+        ):
+            raise ConfigError(
+                f"{name} cannot be {value!r}: it takes {getattr(kind, '__name__', kind)}",
+                param=name,
+            )
+    return options
 
 
 def _not_a_prompt() -> BadRequest:

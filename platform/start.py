@@ -50,7 +50,7 @@ def start_engine(options: Options, on_phase: OnPhase = lambda _phase, _seconds: 
 
         from plait.platform.model import load_model
 
-        torch.set_num_threads(options.num_threads or _num_cores())
+        torch.set_num_threads(max(1, options.num_threads or _num_cores()))
     with phase("load model"):
         loaded = load_model(options)
     with phase("load tokenizer"):

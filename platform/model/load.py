@@ -115,6 +115,8 @@ def _check_options(options: Options) -> None:
         raise ConfigError(
             f"there is no executor {options.executor}; use auto or torch", param="executor"
         )
+    if options.num_threads is not None and options.num_threads < 1:
+        raise ConfigError("--threads must be at least 1", param="num_threads")
     if options.device not in ("auto", "cpu"):
         raise ConfigError(f"device {options.device} is not served; use cpu", param="device")
 

@@ -197,3 +197,19 @@ def test_numpy_numbers_and_a_single_string_are_taken_for_what_they_are() -> None
     assert (params.n, params.temperature, params.stop_token_ids) == (2, 0.5, (1, 2))
     assert (params.logit_bias, params.stop, params.bad_words) == ({5: 1.0}, ("ab",), ("cd",))
     assert type(params.n) is int
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_threads": 0}, {"num_threads": "2"}, {"kv_cache_bytes": "8MB"}, {"max_model_len": "9"},
+     {"max_num_seqs": True}, {"block_size": 1.5}, {"seed": "x"}, {"memory_utilization": "x"},
+     {"dtype": 32}, {"enable_prefix_caching": 1}, {"model": 5}],
+    ids=str,
+)  # fmt: skip
+def test_options_of_a_wrong_type_are_refused_by_name(
+    checkpoint: Callable[[str], Path], options: dict[str, Any]
+) -> None:
+    (name,) = options
+    with pytest.raises(ConfigError) as caught:
+        LLM(**{"model": str(checkpoint("llama")), **options})
+    assert caught.value.param == name
