@@ -72,6 +72,8 @@ class Engine:
             seed=seed % 2**64,
             max_total_tokens=len(request.prompt_token_ids) + params.max_tokens,
         )
+        if params.prompt_logprobs is not None:
+            self._prompt_logprobs[request.request_id] = []  # stays empty for a prompt of one token
         now = self._clock()
         for sequence in sequences:
             sequence.added_s = now

@@ -159,11 +159,10 @@ class ProcessClient:
                 if isinstance(event, PlaitError):
                     entry.remaining = 0
                     raise event
-                if event.error is not None:
-                    entry.remaining = 0
-                    raise by_code(event.error[0])(event.error[1])
                 if event.finish_reason is not None:
                     entry.remaining -= 1
+                if event.error is not None:  # ends the request: the other answers are aborted
+                    raise by_code(event.error[0])(event.error[1])
                 yield event
         finally:
             del self._requests[request.request_id]

@@ -228,6 +228,16 @@ def test_prompt_logprobs_come_once_and_cover_the_prompt() -> None:
         assert all(len(entry.top) == 2 for entry in given)
 
 
+@pytest.mark.parametrize("max_tokens", [0, 1, 5])
+def test_prompt_logprobs_of_a_single_token_are_none_but_come(max_tokens: int) -> None:
+    params = SamplingParams(temperature=0.0, prompt_logprobs=2, max_tokens=max_tokens, n=2)
+    engine, _ = make_engine()
+    engine.add(request("one", [7], params))
+    events = run(engine)
+    given = [e.prompt_logprobs for index in (0, 1) for e in events["one", index]]
+    assert [entries for entries in given if entries is not None] == [()]
+
+
 def test_no_token_is_asked_for_with_max_tokens_zero() -> None:
     params = SamplingParams(temperature=0.0, prompt_logprobs=0, max_tokens=0)
     engine, _ = make_engine()

@@ -13,6 +13,7 @@ import pytest
 from plait.platform.config import Options
 from plait.platform.core import Event, FinishReason, Request, SamplingParams
 from plait.platform.errors import (
+    BadRequest,
     ConfigError,
     DeadlineExceeded,
     EngineDied,
@@ -106,6 +107,22 @@ async def test_streams_refusals_and_aborts(client: ProcessClient) -> None:
     for events in await asyncio.gather(*tasks):
         assert events[-1].finish_reason is FinishReason.LENGTH
     await until(lambda: client.stats.kv_usage == 0)
+
+
+async def test_an_answer_that_fails_ends_its_siblings(client: ProcessClient) -> None:
+    stream = client.stream(request("some", SamplingParams(n=4, max_tokens=400, ignore_eos=True)))
+    async for _ in stream:
+        break
+    fault = Event(
+        request_id="some", index=2, finish_reason=FinishReason.ERROR, error=("invalid_value", "no")
+    )
+    client._requests["some"].queue.put_nowait(fault)
+    with pytest.raises(BadRequest, match="no"):
+        async for _ in stream:
+            pass
+    num_steps = client.stats.num_steps
+    await until(lambda: client.stats.num_running == 0 and client.stats.kv_usage == 0)
+    assert client.stats.num_steps < num_steps + 300  # and not after 400 tokens
 
 
 async def test_a_killed_engine_fails_what_ran_and_comes_back(client: ProcessClient) -> None:
