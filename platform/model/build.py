@@ -113,6 +113,11 @@ def _instantiate(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
         try:
             model = checkpoint.model_class(config)
         except Exception as error:
+            if isinstance(error, KeyError) and error.args == (attention.NAME,):
+                raise ModelUnsupported(
+                    f"{checkpoint.model_class.__name__} is not served: it chooses among attentions "
+                    "of its own, not through transformers' attention interface"
+                ) from error
             raise ModelUnsupported(
                 f"{checkpoint.model_class.__name__} cannot be built from its config: "
                 f"{type(error).__name__}: {error}"

@@ -107,6 +107,11 @@ def test_rope_that_changes_with_length_in_some_layers_is_refused(tmp_path):
     assert "that change with length are not served" in reason(directory)
 
 
+def test_attention_of_its_own_is_the_reason_given(tmp_path):
+    config = transformers.FalconConfig(**SMALL)
+    assert "attentions of its own" in reason(save(tmp_path, "FalconForCausalLM", config))
+
+
 def test_the_part_that_fails_is_named(tmp_path):
     config = transformers.JetMoeConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=1, intermediate_size=32, kv_channels=16
