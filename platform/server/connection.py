@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -32,6 +33,24 @@ def connection_class(limits: Limits) -> type[HttpToolsProtocol]:
     return _Connection
 
 
+class _Parser(httptools.HttpRequestParser):
+    """A parser for which an offered upgrade is nothing special; httptools would drop the body.
+
+    Java's own client offers HTTP/2 with every request that it sends over a plain connection.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._connection = connection
+
+    def feed_data(self, data: Any) -> None:
+        """Parse; behind a head that offers an upgrade, with a new parser."""
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._connection.go_on(data[upgrade.args[0] :])
+
+
 class Connection(HttpToolsProtocol):
     """Counts the bytes of a message as they come; ends the connection over a bound."""
 
@@ -39,6 +58,12 @@ class Connection(HttpToolsProtocol):
     _in_head = True
     _room = 0  # bytes that this part of the message may still have
     _timer: asyncio.TimerHandle | None = None  # runs while a head is awaited
+    _offers_upgrade = False  # the parser takes this message to end with its head
+    _repeats_head = False  # a new parser is shown how long the rest of this message is
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parser = _Parser(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client came; its first head must follow within the bound."""
@@ -65,20 +90,47 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A head begins."""
-        super().on_message_begin()
-        self._await_head()
+        if not self._repeats_head:
+            super().on_message_begin()
+            self._await_head()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the head's first line."""
+        if not self._repeats_head:
+            super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A field of the head; those behind a chunked body are dropped."""
-        if self._in_head:
+        if self._in_head and not self._repeats_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The head is whole. The body may have twice its bound on the wire: chunks have sizes."""
+        if self._repeats_head:
+            self._repeats_head = False
+            return
         self._stop_timer()
         self._in_head = False
+        self._offers_upgrade = self.parser.should_upgrade()
         self._room = self.limits.header_bytes + 2 * self.limits.body_bytes
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The message is whole; one that offers an upgrade not before its body is."""
+        if not self._offers_upgrade:
+            super().on_message_complete()
+
+    def go_on(self, rest: bytes) -> None:
+        """Read on where a parser stopped for an upgrade that is not taken."""
+        self._offers_upgrade, self._repeats_head = False, True
+        lengths = [
+            name + b": " + value + b"\r\n"
+            for name, value in self.headers
+            if name in (b"content-length", b"transfer-encoding")
+        ]
+        self.parser = _Parser(self)
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(lengths) + b"\r\n")
+        self.parser.feed_data(rest)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP, in the same body as everything else."""

@@ -149,6 +149,40 @@ async def test_endless_messages_are_cut_off(tmp_path, start, more, status):
         writer.close()
 
 
+UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEA\r\n"
+ASKED = b'{"prompt": "a"}'
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        HEAD + UPGRADE + b"content-length: %d\r\n\r\n%s" % (len(ASKED), ASKED),
+        HEAD + UPGRADE + b"transfer-encoding: chunked\r\n\r\n"
+        b"%x\r\n%s\r\n0\r\na: b\r\n\r\n" % (len(ASKED), ASKED),
+        b"GET /health HTTP/1.1\r\nhost: x\r\n" + UPGRADE + b"\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\n" + UPGRADE.replace(b"h2c", b"websocket") + b"\r\n",
+    ],
+    ids=["length", "chunked", "no body", "websocket"],
+)
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+async def test_an_offered_upgrade_changes_nothing(tmp_path, request_bytes, size):
+    """Java's HTTP client offers h2c with each request."""
+    async with serving(tmp_path) as (engine, _http, _task):
+        engine.gate.set()
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+        twice = request_bytes * 2
+        for start in range(0, len(twice), size):
+            writer.write(twice[start : start + size])
+            await asyncio.sleep(0)
+        for _ in range(2):
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+            assert head.startswith(b"HTTP/1.1 200 ")
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            assert (await reader.readexactly(length)).startswith(b"{")
+        writer.close()
+        assert len(engine.requests) == (2 if ASKED in request_bytes else 0)
+
+
 async def test_a_head_that_never_ends_is_given_up(tmp_path):
     async with serving(tmp_path, limits=Limits(header_timeout_s=0.05)):
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
