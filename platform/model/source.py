@@ -7,7 +7,6 @@ No code from a checkpoint is ever run.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from plait.platform.config import Options
 from plait.platform.demo.embedded import SERVED_NAME, model_path
 from plait.platform.errors import ConfigError, ModelUnsupported
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES = (
     "config.json",
     "generation_config.json",
@@ -89,7 +87,7 @@ def _locate(options: Options) -> tuple[Path, str, str]:
         return path, "gguf", path.stem
     if path.is_dir():
         return _inside(path)
-    if path.suffix == ".gguf" or not _HUB_ID.fullmatch(options.model):
+    if path.suffix == ".gguf" or not _is_hub_id(options.model):
         raise ConfigError(f"there is no file or directory {options.model}", param="model")
     return _download(options.model, options.revision), "hub", options.model
 
@@ -106,6 +104,17 @@ def _inside(directory: Path) -> tuple[Path, str, str]:
         listed = ", ".join(f.name for f in files)
         raise ConfigError(f"{name} holds several GGUF files; name one of: {listed}", param="model")
     raise ModelUnsupported(f"{name} holds no config.json and no GGUF file", param="model")
+
+
+def _is_hub_id(text: str) -> bool:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return True
 
 
 def _download(hub_id: str, revision: str | None) -> Path:

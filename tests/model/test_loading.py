@@ -1,6 +1,7 @@
 """Checkpoints: what loads, what it costs, and what is refused with which words."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -169,6 +170,15 @@ def test_no_config_and_no_path(tmp_path):
         load(tmp_path)
     with pytest.raises(ConfigError, match="no file or directory"):
         load(tmp_path / "nothing" / "here")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["./absent", "../absent", "absent/", "/no/such", "a/b/c", "a..b/c", "my model", "x.gguf"],
+)
+def test_what_cannot_be_a_hub_id_is_a_path_that_is_not_there(path):
+    with pytest.raises(ConfigError, match=f"no file or directory {re.escape(path)}"):
+        load(path)
 
 
 def test_a_hub_id_is_not_fetched_when_offline(tmp_path, monkeypatch):
