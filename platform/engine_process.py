@@ -12,12 +12,12 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
 
 from plait.platform.core import Event, FinishReason
-from plait.platform.engine import Engine
 from plait.platform.errors import PlaitError
 from plait.platform.messages import (
     Abort,
@@ -32,6 +32,9 @@ from plait.platform.messages import (
     Starting,
     ToEngine,
 )
+
+if TYPE_CHECKING:
+    from plait.platform.engine import Engine
 
 log = logging.getLogger(__name__)
 IDLE_HEARTBEAT_S = 1.0

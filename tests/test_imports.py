@@ -71,6 +71,10 @@ WITHOUT_TORCH = (
     "plait.platform.scheduler",
     "plait.platform.kv.pool",
     "plait.platform.server",
+    # They import it in a phase that is named and timed, and after settings that it reads.
+    "plait.platform.start",
+    "plait.platform.engine_process",
+    "plait.platform.api",
 )
 
 

@@ -1,0 +1,48 @@
+"""What a start settles before it loads anything."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# A start whose model is missing: it goes as far as torch.
+START = """
+from plait.platform.config import Options
+from plait.platform.errors import ConfigError
+from plait.platform.start import start_engine
+import os
+try:
+    start_engine(Options(model="/no/such"))
+except ConfigError:
+    print(os.environ.get("GOMP_SPINCOUNT"))
+"""
+
+
+def uses_gnu_openmp() -> bool:
+    (torch,) = importlib.util.find_spec("torch").submodule_search_locations
+    return any(Path(torch, "lib").glob("libgomp*"))
+
+
+def start(**environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    return subprocess.run(
+        [sys.executable, "-c", START],
+        env={**kept, "HF_HUB_OFFLINE": "1", "OMP_DISPLAY_ENV": "VERBOSE", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+@pytest.mark.skipif(not uses_gnu_openmp(), reason="torch's threads are not GNU OpenMP's here")
+def test_threads_wait_awake_only_briefly_unless_the_user_says_how_long():
+    own = start()
+    assert "GOMP_SPINCOUNT = '3000'" in own.stderr
+    assert own.stdout == "None\n", "later processes inherit nothing"
+    users = start(GOMP_SPINCOUNT="77")
+    assert "GOMP_SPINCOUNT = '77'" in users.stderr
+    assert users.stdout == "77\n"
+    assert "OMP_WAIT_POLICY = 'ACTIVE'" in start(OMP_WAIT_POLICY="ACTIVE").stderr
