@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection, with bounds on what may arrive before anyone reads it.
+"""One HTTP/1.1 connection, with bounds on what a client may send and on how long it may not read.
 
 uvicorn's httptools protocol costs a third less per streamed token than its h11 one, but bounds
-neither the bytes of a head nor the time it takes; both are bounded here.
+neither the bytes of a head nor the time it takes, nor how long an answer may lie unread.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Connection(HttpToolsProtocol):
     _in_head = True
     _room = 0  # bytes that this part of the message may still have
     _timer: asyncio.TimerHandle | None = None  # runs while a head is awaited
+    _unread_timer: asyncio.TimerHandle | None = None  # runs while the client must read first
     _offers_upgrade = False  # the parser takes this message to end with its head
     _repeats_head = False  # a new parser is shown how long the rest of this message is
 
@@ -73,7 +74,18 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It left."""
         self._stop_timer()
+        self._stop_unread_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """More is unread than the buffers should hold: the client must read on."""
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        """It did."""
+        super().resume_writing()
+        self._stop_unread_timer()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, then see whether the message outgrew its bound."""
@@ -141,6 +153,23 @@ class Connection(HttpToolsProtocol):
         self._in_head = True
         self._room = self.limits.header_bytes
         self._timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.close)
+
+    def _await_reader(self) -> None:
+        """End the connection where nothing is read for too long: it holds a place in the queue."""
+        before = self.transport.get_write_buffer_size()
+
+        def check() -> None:
+            if self.transport.get_write_buffer_size() < before:
+                self._await_reader()
+            else:
+                self.transport.abort()
+
+        self._unread_timer = self.loop.call_later(self.limits.unread_timeout_s, check)
+
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -17,6 +17,7 @@ class Limits:
     header_bytes: int = 64 << 10
     header_fields: int = 100
     header_timeout_s: float = 30.0  # for a whole head to arrive
+    unread_timeout_s: float = 120.0  # that a client may read nothing of its answer
     json_depth: int = 64
     n: int = 16
     stop: int = 4

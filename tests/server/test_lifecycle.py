@@ -191,6 +191,37 @@ async def test_a_head_that_never_ends_is_given_up(tmp_path):
         writer.close()
 
 
+async def test_an_answer_that_nobody_reads_is_given_up(tmp_path):
+    async with serving(tmp_path, limits=Limits(unread_timeout_s=0.1)) as (engine, _http, _task):
+        engine.gate.set()
+        engine.reply = lambda _request, _index: "x" * 4000
+        body = b'{"prompt": "a", "max_tokens": 4000, "stream": true}'
+        _, writer = await asyncio.open_unix_connection(str(tmp_path / "s"), limit=1000)
+        writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        async with asyncio.timeout(10):
+            while not engine.aborted:  # the reader's buffer is soon full, and then nothing is read
+                await asyncio.sleep(0.005)
+        assert engine.num_open == 0
+        writer.close()
+
+
+async def test_an_answer_that_is_read_slowly_is_sent_to_its_end(tmp_path):
+    async with serving(tmp_path, limits=Limits(unread_timeout_s=0.1)) as (engine, _http, _task):
+        engine.gate.set()
+        engine.reply = lambda _request, _index: "x" * 4000
+        engine.split = lambda num_tokens: [num_tokens]
+        body = b'{"prompt": "a", "max_tokens": 4000, "logprobs": 3}'
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"), limit=1000)
+        writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        num_read = 0
+        while num_read < length:
+            num_read += len(await asyncio.wait_for(reader.read(20_000), 5))
+            await asyncio.sleep(0.03)
+        writer.close()
+
+
 async def test_a_connection_serves_many_requests(tmp_path):
     async with serving(tmp_path, limits=Limits(header_bytes=500)) as (engine, http, _task):
         engine.gate.set()
