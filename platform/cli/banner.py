@@ -78,11 +78,19 @@ def examples(url: str, model: str, with_key: bool) -> str:
     """Three commands to try, to be copied as they are."""
     key = "-H 'Authorization: Bearer KEY' " if with_key else ""
     kind = f"{key}-H 'Content-Type: application/json'"
-    text = json.dumps({"model": model, "prompt": "The capital of France is", "max_tokens": 8})
+    text = json.dumps(
+        {
+            "model": model,
+            "prompt": "The capital of France is",
+            "max_tokens": 8,
+            "temperature": 0,
+        }
+    )
     talk = json.dumps(
         {
             "model": model,
             "messages": [{"role": "user", "content": "Name three rivers."}],
+            "temperature": 0.2,  # small models ramble at the API's 1
             "stream": True,
         }
     )
