@@ -194,6 +194,8 @@ def truncate(token_ids: list[int], keep: int | None, room: int) -> list[int]:
     if keep is None:
         return token_ids
     if keep == -1:
+        if room < 1:  # max_tokens leaves no room; the length check says so with the numbers
+            return token_ids
         keep = room
     if keep < 1:
         raise BadRequest(

@@ -249,6 +249,14 @@ async def test_broken_json_tells_where(http, raw, where):
     assert where in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("max_tokens", [4096, 5000])
+async def test_truncation_to_what_fits_needs_room_beside_the_answer(http, max_tokens):
+    body = {"prompt": "abcde", "truncate_prompt_tokens": -1, "max_tokens": max_tokens}
+    error = await refusal(http, TEXT, body)
+    assert error["code"] == "context_length_exceeded"
+    assert f"5 tokens and max_tokens is {max_tokens}" in error["message"]
+
+
 async def test_large_bodies_are_parsed_off_the_loop_alike(http, engine):
     prompt = "x" * 100_000
     assert (await refusal(http, TEXT, {"prompt": prompt}))["code"] == "context_length_exceeded"
