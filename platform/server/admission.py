@@ -76,9 +76,8 @@ class Admission:
         """Requests that may be in flight at once."""
         return scheduler.max_num_seqs + scheduler.max_num_queued
 
-    @contextmanager
-    def enter(self, num_requests: int) -> Iterator[EngineConfig]:
-        """Hold places for engine requests while they run. Raises `Overloaded`, `BadRequest`."""
+    def check(self, num_requests: int) -> EngineConfig:
+        """Whether there are so many places now. Raises `Overloaded`, `BadRequest`."""
         config = self.config()
         capacity = self.capacity(config.scheduler)
         if num_requests > capacity:
@@ -89,6 +88,12 @@ class Admission:
             )
         if self.in_flight + num_requests > capacity:
             raise self.overloaded()
+        return config
+
+    @contextmanager
+    def enter(self, num_requests: int) -> Iterator[EngineConfig]:
+        """Hold places for engine requests while they run. Raises as `check`."""
+        config = self.check(num_requests)
         if self.in_flight == 0:
             self.drain_rate.started()
         self.in_flight += num_requests

@@ -24,6 +24,7 @@ from plait.platform.server.chat import chat_router
 from plait.platform.server.completions import completions_router
 from plait.platform.server.context import ServerContext
 from plait.platform.server.errors import handle_error, handle_http_exception
+from plait.platform.server.gate import Gate
 from plait.platform.server.health import health_router
 from plait.platform.server.lifecycle import run, serve
 from plait.platform.server.limits import BodyLimits
@@ -133,6 +134,7 @@ def _layers(context: ServerContext) -> list[Middleware]:
             )
         )
     layers.append(Middleware(Auth, settings=settings))
+    layers.append(Middleware(Gate, context=context))
     layers.append(Middleware(BodyLimits, limits=settings.limits))
     return layers
 

@@ -68,6 +68,11 @@ class ServerContext:
             raise ModelNotFound(f"model {shown!r} is not served here; {served!r} is", param="model")
         return served
 
+    def count_rejection(self) -> None:
+        """Count one request that was refused for want of a place, or of an engine."""
+        full = self.client.ready and not self.admission.draining
+        self.metrics.rejections.labels("max_num_queued_reqs" if full else "not_ready").inc()
+
     async def in_pool(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` off the event loop. Raises `DeadlineExceeded` past the bound."""
         bound_s = self.settings.limits.render_timeout_s

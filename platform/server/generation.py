@@ -199,8 +199,7 @@ async def generation(
             for _ in requests:
                 context.admission.drain_rate.completed()
     except Overloaded:
-        full = context.client.ready and not context.admission.draining
-        context.metrics.rejections.labels("max_num_queued_reqs" if full else "not_ready").inc()
+        context.count_rejection()
         raise
 
 

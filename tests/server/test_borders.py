@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 
 import pytest
 from fastapi.routing import APIRoute
@@ -152,6 +153,11 @@ async def test_a_body_that_never_ends_times_out(engine):
     assert sent[0]["status"] == 408
 
 
+async def unread() -> AsyncIterator[bytes]:
+    raise AssertionError("the body was read")
+    yield b""
+
+
 async def test_overload_is_refused_before_any_work(engine, monkeypatch):
     engine.config = make_config(max_num_seqs=1, max_num_queued=1)
     engine.gate = asyncio.Event()
@@ -166,7 +172,7 @@ async def test_overload_is_refused_before_any_work(engine, monkeypatch):
 
         monkeypatch.setattr(engine.tokenizer, "encode", no_work)
         async with http_client(app) as http:
-            response = await http.post(TEXT, json={"prompt": "a"})
+            response = await http.post(TEXT, content=unread())
             assert response.status_code == 503
             assert response.json()["error"]["code"] == "overloaded"
             assert 1 <= int(response.headers["retry-after"]) <= 60
