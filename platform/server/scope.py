@@ -46,6 +46,7 @@ class RequestScope:
         state["arrival_s"] = time.monotonic()
         state["key_digest"] = ""
         state["tokens"] = None
+        state["refused_at"] = None  # the route whose gate refused it, before any work
         response = _Response(send, state)
         try:
             await self._app(scope, receive, response.send)
@@ -60,12 +61,13 @@ class RequestScope:
 
     def _account(self, scope: Scope, state: dict[str, Any], status: int) -> None:
         seconds = time.monotonic() - state["arrival_s"]
-        handler = getattr(scope.get("route"), "path", "unmatched")
+        refused_at = state["refused_at"]
+        handler = refused_at or getattr(scope.get("route"), "path", "unmatched")
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.http_requests.labels(handler, method, str(status)).inc()
         self._metrics.http_seconds.labels(handler, method).observe(seconds)
-        if not self._log_requests or scope["path"] in _QUIET:
-            return
+        if not self._log_requests or refused_at or scope["path"] in _QUIET:
+            return  # refusals come in floods; the gate tells of them together
         tokens = state["tokens"]
         counts = "" if tokens is None else f" prompt={tokens[0]} output={tokens[1]}"
         log.info(

@@ -179,6 +179,7 @@ async def test_overload_is_refused_before_any_work(engine, monkeypatch):
             metrics = (await http.get("/metrics")).text
             load = (await http.get("/load")).json()
         assert 'vllm:admission_rejections_total{reason="max_num_queued_reqs"} 1.0' in metrics
+        assert 'handler="/v1/completions",method="POST",status="503"} 1.0' in metrics
         assert (load["server_load"], load["capacity"]) == (2, 2)
         monkeypatch.undo()
         engine.gate.set()
