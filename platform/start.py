@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 OnPhase = Callable[[str, float], None]  # (phase, seconds); 0 seconds when it begins
 
-_SPINS = "3000"  # some 40 µs: as long as a step is between two parallel loops
+# About 0.1 ms: longer than a step is between two parallel loops. On two idle cores, batches of 8
+# run a third faster than with 3,000, and 8 % slower than with OpenMP's own 300,000.
+_SPINS = "10000"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
