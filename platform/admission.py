@@ -47,10 +47,11 @@ def check_request(
         raise Unsupported("images are not served yet", param="images")
     if not num_prompt:
         raise BadRequest("the prompt is empty", param="prompt")
-    if num_prompt >= limit:
+    wants_output = max_total_tokens > num_prompt
+    if num_prompt + wants_output > limit:
         raise ContextLengthExceeded(
             f"the prompt has {num_prompt} tokens and the context {limit}, "
-            f"which must hold at least one token more: shorten the prompt",
+            f"which must hold the prompt and the output: shorten the prompt",
             param="prompt",
         )
     if not num_prompt <= max_total_tokens <= limit:

@@ -41,7 +41,9 @@ def read_gguf_metadata(path: str | Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).metadata()
-    except (struct.error, ValueError, IndexError, UnicodeDecodeError) as error:
+    except struct.error as error:
+        raise ModelUnsupported(f"{path.name} is truncated: it ends within its header") from error
+    except (ValueError, IndexError, UnicodeDecodeError) as error:
         raise ModelUnsupported(f"{path.name} is no readable GGUF file: {error}") from error
 
 

@@ -49,7 +49,9 @@ def read_header(path: Path) -> GgufHeader:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             header = _HeaderReader(data).header()
-    except (struct.error, ValueError, IndexError, KeyError) as error:
+    except struct.error as error:
+        raise ModelUnsupported(f"{path.name} is truncated: it ends within its header") from error
+    except (ValueError, IndexError, KeyError) as error:
         raise ModelUnsupported(f"{path.name} is no readable GGUF file: {error}") from error
     end = max((tensor.end for tensor in header.tensors), default=0)
     if end > path.stat().st_size:

@@ -127,7 +127,7 @@ def _context(checkpoint: Checkpoint, options: Options) -> tuple[RopeFacts, int]:
     wanted = options.max_model_len or rope.context_length
     if wanted > rope.context_length:
         raise ConfigError(
-            f"max_model_len {wanted} is beyond the {rope.context_length} tokens of "
+            f"--max-model-len {wanted} is beyond the {rope.context_length} tokens of "
             f"{checkpoint.name}; use at most {rope.context_length}",
             param="max_model_len",
         )

@@ -19,6 +19,7 @@ def health_router(context: ServerContext) -> APIRouter:
     """Routes of this family."""
     router = APIRouter()
 
+    @router.head("/health", include_in_schema=False)  # some load balancers want no body
     @router.get("/health")
     async def health() -> Response:
         """200 while the engine makes progress; restart the process where this stays 503."""
@@ -27,6 +28,7 @@ def health_router(context: ServerContext) -> APIRouter:
         reason = context.client.unhealthy_reason or "the engine makes no progress"
         return error_response(Overloaded(reason, retry_after_s=2.0))
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready")
     async def ready() -> Response:
         """200 while requests are taken: 503 before the first and from the start of a drain."""

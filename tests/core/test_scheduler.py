@@ -149,6 +149,14 @@ def test_overload_counts_only_requests_never_admitted():
     world.drain()
 
 
+def test_a_prompt_may_fill_the_context_where_no_output_is_wanted():
+    world = World(make_scheduler((None, 100), max_model_len=20))
+    world.add(prompt(20), max_tokens=0)
+    world.drain()
+    with pytest.raises(ContextLengthExceeded):
+        world.add(prompt(21), max_tokens=0)
+
+
 def test_lengths_over_the_context_are_refused_with_the_numbers():
     world = World(make_scheduler((None, 100), max_model_len=20))
     with pytest.raises(ContextLengthExceeded, match=r"20 tokens.*20") as raised:

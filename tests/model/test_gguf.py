@@ -202,7 +202,9 @@ def test_damaged_files_and_other_architectures_are_refused(tmp_path):
     assert "truncated" in check_model(Options(model=str(path))).reason
     path.write_bytes(whole.replace(b"llama", b"bloom"))
     assert "'bloom'" in check_model(Options(model=str(path))).reason
-    path.write_bytes(b"GGUF")
+    path.write_bytes(whole[:20])
+    assert "truncated" in check_model(Options(model=str(path))).reason
+    path.write_bytes(b"JPEG" + whole[4:])
     assert "no readable GGUF" in check_model(Options(model=str(path))).reason
 
 

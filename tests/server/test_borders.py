@@ -218,6 +218,7 @@ async def test_health_and_readiness_say_why(app, engine):
     async with http_client(app) as http:
         for path in ("/health", "/ready"):
             assert (await http.get(path)).json() == {"status": "ok"}
+            assert (await http.head(path)).status_code == 200
         engine.healthy = engine.ready = False
         engine.unhealthy_reason = "no step for 70 s"
         for path in ("/health", "/ready"):
