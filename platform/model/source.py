@@ -182,7 +182,7 @@ def _model_class(raw: dict[str, Any], config: PreTrainedConfig, name: str) -> ty
     shown = architectures[0] if architectures else config.model_type
     if getattr(config, "is_encoder_decoder", False):
         raise ModelUnsupported(f"{shown} is an encoder-decoder model; only decoders are served")
-    if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
+    if config.get_text_config() is not config or hasattr(config, "vision_config"):
         raise ModelUnsupported(f"{shown} takes images or audio: vision is not served yet")
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if found is None:

@@ -93,6 +93,13 @@ def test_vision_models_say_so(tmp_path):
     assert "vision is not served yet" in reason(directory)
 
 
+def test_a_text_model_inside_a_wrapper_counts_as_the_wrapper(tmp_path):
+    """Fuyu's config names no vision part, only the text model that it wraps."""
+    config = transformers.FuyuConfig(architectures=["FuyuForCausalLM"])
+    config.save_pretrained(tmp_path)
+    assert "vision is not served yet" in reason(tmp_path)
+
+
 def test_an_unknown_model_type_is_named(tmp_path):
     directory = make_checkpoint("llama", tmp_path)
     rewrite_config(directory, model_type="starship")
