@@ -40,19 +40,22 @@ def read_gguf_metadata(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data).metadata()
+            return GgufReader(data).metadata()
     except struct.error as error:
         raise ModelUnsupported(f"{path.name} is truncated: it ends within its header") from error
     except (ValueError, IndexError, UnicodeDecodeError) as error:
         raise ModelUnsupported(f"{path.name} is no readable GGUF file: {error}") from error
 
 
-class _Reader:
+class GgufReader:
+    """Walks the front of a GGUF file: its metadata, then whatever a subclass reads behind it."""
+
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._at = 0
 
     def metadata(self) -> dict[str, Any]:
+        """All keys with their values; leaves the reader behind them."""
         if self._data[:4] != _MAGIC:
             raise ValueError("it does not begin with GGUF")
         self._at = 4

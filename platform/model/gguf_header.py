@@ -12,7 +12,7 @@ from typing import Any
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from plait.platform.errors import ModelUnsupported
-from plait.platform.gguf_metadata import _Reader
+from plait.platform.gguf_metadata import GgufReader
 
 _DEFAULT_ALIGNMENT = 32
 
@@ -62,7 +62,7 @@ def read_header(path: Path) -> GgufHeader:
     return header
 
 
-class _HeaderReader(_Reader):
+class _HeaderReader(GgufReader):
     def header(self) -> GgufHeader:
         metadata = self.metadata()
         (num_tensors,) = struct.unpack_from("<Q", self._data, 8)
