@@ -56,8 +56,6 @@ def load_model(options: Options) -> LoadedModel:
     served or its checkpoint is not whole.
     """
     _check_options(options)
-    if options.num_threads is not None:
-        torch.set_num_threads(options.num_threads)
     checkpoint = find_checkpoint(options)
     dtype = _resolve_dtype(options, _stored_dtypes(checkpoint))
     skeleton = build_skeleton(checkpoint, _DTYPES[dtype])
