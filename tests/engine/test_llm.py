@@ -88,6 +88,7 @@ def test_chat_goes_through_the_template(llm: LLM) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     (output,) = llm.chat(messages, GREEDY)
     assert output.prompt == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    assert "".join(d.text for d in llm.stream_chat(messages, GREEDY)) == output.outputs[0].text
     two = llm.chat([messages, messages], GREEDY)
     assert [o.outputs[0].text for o in two] == [output.outputs[0].text] * 2
 
