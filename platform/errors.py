@@ -91,6 +91,36 @@ class ModelUnsupported(PlaitError):
     status = 400
 
 
+class UnsupportedSchemaKeyword(BadRequest):
+    """A schema keyword that no backend enforces; the message has its JSON pointer."""
+
+    code = "unsupported_schema_keyword"
+
+
+class InvalidSchema(BadRequest):
+    """A JSON schema that is none."""
+
+    code = "invalid_schema"
+
+
+class InvalidRegex(BadRequest):
+    """A regular expression that cannot be read."""
+
+    code = "invalid_regex"
+
+
+class InvalidGrammar(BadRequest):
+    """A grammar, choice list or structural tag that cannot be read."""
+
+    code = "invalid_grammar"
+
+
+class GrammarTooComplex(BadRequest):
+    """A grammar beyond a bound of size, time or memory, which the message names."""
+
+    code = "grammar_too_complex"
+
+
 class ConfigError(PlaitError):
     """A flag, or a combination of flags, cannot hold; the message names a value that would."""
 
