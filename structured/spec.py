@@ -23,7 +23,7 @@ class GrammarSpec:
     """One constraint as the client wrote it. Immutable; equal content is one grammar."""
 
     kind: GrammarKind
-    content: Any = None  # schema (JSON value), pattern, list of choices, grammar text, tag (JSON value)
+    content: Any = None  # schema or tag (JSON values), pattern, list of choices, grammar text
     param: str = "response_format"  # the request's field, for errors
     strict: bool = False  # closed objects are demanded, as OpenAI does
     options: dict[str, Any] = field(default_factory=dict)  # whitespace_pattern, any_whitespace, …
