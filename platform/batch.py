@@ -5,7 +5,7 @@ Adapter, position and mask belong to rows. No array tells "prefill" from "decode
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as SequenceOf
 
     from plait.platform.core import Span, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSegment:
+    """Rows `start:end` that one adapter changes. Rows with several adapters are in several."""
+
+    start: int
+    end: int
+    generation: str
+    scale: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +41,7 @@ class StepBatch:
     sample_rows: np.ndarray  # int64 [R]: rows whose logits are needed, in span order
     sample_start: np.ndarray  # int32 [S+1]: sample rows of span s
     # Strands, empty where no request brings one.
-    adapter_segments: tuple[tuple[int, int, str], ...] = ()  # (first row, end row, generation)
+    adapter_segments: tuple[AdapterSegment, ...] = ()  # by first row, then the request's order
     image_rows: np.ndarray  # int64 [I]: rows whose embedding comes from an image
     num_drafts: np.ndarray  # int32 [S]
     mask_rows: np.ndarray  # int32 [R]: row of the grammar bitmask, -1 = unconstrained
@@ -107,14 +117,23 @@ def _slots(
 
 def _adapter_segments(
     spans: SequenceOf[Span], query_start: SequenceOf[int]
-) -> tuple[tuple[int, int, str], ...]:
-    """Runs of rows with one adapter; neighbouring spans with the same one are one run."""
-    segments: list[tuple[int, int, str]] = []
+) -> tuple[AdapterSegment, ...]:
+    """Where each adapter is active; neighbouring spans of one single adapter are one segment."""
+    segments: list[AdapterSegment] = []
     for s, span in enumerate(spans):
-        adapter, first, end = span.sequence.request.adapter, query_start[s], query_start[s + 1]
-        if adapter is None:
-            continue
-        if segments and segments[-1][1:] == (first, adapter):
-            first = segments.pop()[0]
-        segments.append((first, end, adapter))
+        uses = span.sequence.request.adapters
+        for use in uses:
+            first = query_start[s] + max(0, use.active_from - span.start)
+            end = query_start[s + 1]
+            if first >= end:
+                continue
+            new = AdapterSegment(first, end, use.generation, use.scale)
+            if len(uses) == 1 and segments and _adjoin(segments[-1], new):
+                new = replace(new, start=segments.pop().start)
+            segments.append(new)
     return tuple(segments)
+
+
+def _adjoin(one: AdapterSegment, other: AdapterSegment) -> bool:
+    """Whether `other` goes on where `one` ends. Where uses differ in number, one has two ends."""
+    return (one.end, one.generation, one.scale) == (other.start, other.generation, other.scale)

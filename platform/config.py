@@ -29,6 +29,10 @@ class Options:
     kv_cache_bytes: int | None = None
     memory_utilization: float = 0.8  # share of the memory free at start
     enable_prefix_caching: bool = True
+    adapter_memory_bytes: int | None = None  # placed adapters; None: a share of the budget
+    adapter_host_bytes: int | None = None  # adapters in host memory; None: 4 times the above
+    max_adapter_rank: int = 256
+    adapter_drain_s: float = 2.0  # an adapter that waits longer makes room for itself
     num_threads: int | None = None
     seed: int | None = None  # for requests that bring none; None: random each time
     progress: bool = True  # bars while loading and generating

@@ -181,6 +181,16 @@ def _check_sampling(p: SamplingParams) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterUse:
+    """One adapter of a request. Resolved once, at intake: names may move on, this does not."""
+
+    generation: str  # SHA-256 (hex) of the adapter's content
+    scale: float = 1.0  # the client's, beside the adapter's own; never 0
+    active_from: int = 0  # first position it changes; above 0 where it awaits an invocation
+    kv_digest: str = ""  # SHA-256 of what can change a cached K or V; empty: nothing can
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What a client asked, tokenized and checked. Immutable."""
 
@@ -190,7 +200,10 @@ class Request:
     priority: int = 0  # lower runs first
     deadline_s: float | None = None  # on the engine's monotonic clock
     cache_salt: str = ""  # blocks are shared only under the same salt
-    adapter: str | None = None  # generation, once adapters are served
+    adapters: tuple[AdapterUse, ...] = ()  # their changes add up; empty: the base model
+    vocab_size: int | None = None  # where adapters add tokens to the model's own
+    tenant: str = ""  # who shares a fair share; the digest of a key, never the key
+    share: float = 1.0  # the tenant's weight against others
     images: tuple[Any, ...] = ()  # image items, once vision is served
     grammar: Any = None  # compiled grammar, once structure is served
     # Token sequences of `params.bad_words` (with and without a leading space).

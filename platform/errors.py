@@ -91,6 +91,139 @@ class ModelUnsupported(PlaitError):
     status = 400
 
 
+class AdapterError(PlaitError):
+    """Something is wrong with an adapter, or with a wish about one. Base of the errors below.
+
+    `report` tells what was found, where loading came so far.
+    """
+
+    code = "invalid_lora_adapter"
+    type = "invalid_request_error"
+    status = 400
+
+    def __init__(
+        self, message: str, *, param: str | None = None, report: object | None = None
+    ) -> None:
+        super().__init__(message, param=param)
+        self.report = report
+
+
+class InvalidAdapter(AdapterError):
+    """Not an adapter of this model: format, key, tensor or value; the message says which."""
+
+
+class AdapterRankExceeded(AdapterError):
+    """A rank above `--max-adapter-rank`."""
+
+    code = "lora_rank_limit_exceeded"
+
+
+class InvalidAdapterName(AdapterError):
+    """A name with characters that names may not have, or that of a served model."""
+
+    code = "invalid_lora_name"
+
+
+class AdapterAlreadyLoaded(AdapterError):
+    """The name is taken and nothing was said about replacing."""
+
+    code = "lora_adapter_already_loaded"
+
+
+class InvalidLoadPolicy(AdapterError):
+    """Wishes about loading that contradict each other."""
+
+    code = "invalid_lora_load_policy"
+
+
+class AdapterPathNotFound(AdapterError):
+    """There is nothing at the path."""
+
+    code = "adapter_path_not_found"
+    status = 404
+
+
+class AdapterPathForbidden(AdapterError):
+    """The path leads out of the adapter directory, or there is none."""
+
+    code = "adapter_path_forbidden"
+    status = 403
+
+
+class AdapterFileChanged(AdapterError):
+    """A file changed while it was read."""
+
+    code = "adapter_file_changed"
+    status = 409
+
+
+class AdapterFileTooLarge(AdapterError):
+    """A file is larger than an adapter's may be."""
+
+    code = "lora_adapter_file_too_large"
+    status = 413
+
+
+class AdapterLimitExceeded(AdapterError):
+    """As many adapters are loaded as may be."""
+
+    code = "lora_adapter_limit_exceeded"
+    status = 409
+
+
+class AdapterBytesExceeded(AdapterError):
+    """The adapter can never fit the memory for adapters, or fits no longer."""
+
+    code = "lora_byte_limit_exceeded"
+    status = 409
+
+
+class AdapterBusy(AdapterError):
+    """The name is being loaded already; retry after `retry_after_s`."""
+
+    code = "lora_load_busy"
+    status = 429
+    type = "overloaded_error"
+    retry_after_s = 1.0
+
+
+class AdapterGenerationMismatch(AdapterError):
+    """The name's generation is not the expected one."""
+
+    code = "lora_generation_mismatch"
+    status = 409
+
+
+class AdapterNotFound(AdapterError):
+    """No adapter of that name is loaded."""
+
+    code = "lora_adapter_not_found"
+    status = 404
+
+
+class AdapterUnavailable(AdapterError):
+    """This server serves no adapters."""
+
+    code = "lora_runtime_unavailable"
+    status = 409
+
+
+class AdapterStorageFailed(AdapterError):
+    """The store of adapters cannot be read or written."""
+
+    code = "lora_storage_unavailable"
+    type = "internal_error"
+    status = 503
+
+
+class AdapterPlacementFailed(AdapterError):
+    """A checked adapter could not be placed on the device."""
+
+    code = "lora_device_load_failed"
+    type = "internal_error"
+    status = 503
+
+
 class UnsupportedSchemaKeyword(BadRequest):
     """A schema keyword that no backend enforces; the message has its JSON pointer."""
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from plait.adapters.adapter import Adapter
+    from plait.adapters.sites import ModelSites
     from plait.platform.batch import StepBatch
     from plait.platform.config import CacheConfig, KVGroup, ModelInfo
 
@@ -22,12 +24,32 @@ class Executor(Protocol):
     model: ModelInfo
     kv_groups: tuple[KVGroup, ...]  # with num_blocks = 0: sizes are decided by the budget
     kv_dtype: str
+    sites: ModelSites  # where adapters can change the model
 
     def allocate(self, cache: CacheConfig) -> None:
         """Create the KV page tensors."""
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
-        """Hidden rows `[T, D]`, after the final norm; writes K and V of every row."""
+        """Hidden rows `[T, D]`, after the final norm; writes K and V of every row.
+
+        Every generation that `batch` names has been placed.
+        """
 
     def logits(self, hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-        """Logits `[R, V]` fp32 for `rows` (int64 indices into hidden), soft cap applied."""
+        """Logits `[R, V]` fp32 for `rows` (int64 indices into hidden), soft cap applied.
+
+        Belongs to the last `forward`: rows have the adapters that they had there. V is the widest
+        vocabulary among the rows; a row whose own is smaller has -inf beyond it.
+        """
+
+    def adapter_bytes(self, adapter: Adapter) -> int:
+        """Bytes that `place_adapter` will take; exact."""
+
+    def place_adapter(self, adapter: Adapter) -> None:
+        """Make a generation ready for steps. May run beside a step, on another thread.
+
+        Raises `PlaitError` where the model cannot compute it. Placing one twice is no error.
+        """
+
+    def remove_adapter(self, generation: str) -> None:
+        """Free a placed generation; between steps, when no later step will name it."""

@@ -1,8 +1,9 @@
 """What crosses the socket between the API process and the engine process: msgpack, no pickle.
 
-One ZeroMQ PAIR over ipc. API → engine: `Start` first, then `Add`, `Abort`, `Drain`.
-Engine → API: `Starting` (named phases with seconds), `Ready`, `Events` (one per step),
-`Heartbeat`, `Failed` (start-up failed: code and message). Each frame is one tagged union.
+One ZeroMQ PAIR over ipc. API → engine: `Start` first, then `Add`, `Abort`, `Drain`, and what
+shall become of adapters. Engine → API: `Starting` (named phases with seconds), `Ready`, `Events`
+(one per step), `Heartbeat`, what became of adapters, `Failed` (start-up failed: code and message).
+Each frame is one tagged union.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from plait.adapters.info import AdapterInfo, AdapterState, LoadReport
 from plait.platform.config import EngineConfig, Options
 from plait.platform.core import Event, Request
 
@@ -32,6 +34,32 @@ class Abort(msgspec.Struct, tag="abort"):
     """End these requests; unknown ones are no error."""
 
     request_ids: tuple[str, ...]
+
+
+class LoadAdapter(msgspec.Struct, tag="load_adapter"):
+    """Read a generation from a directory of the adapter store; answered by `AdapterLoaded`.
+
+    The directory stays, unchanged, until `DropAdapter`: what was evicted is read from it again.
+    Loading a generation that is there answers at once.
+    """
+
+    generation: str
+    directory: str
+    pinned: bool = False  # stays on the device
+    allow_zero_delta: bool = False
+
+
+class PinAdapter(msgspec.Struct, tag="pin_adapter"):
+    """Keep a generation on the device, or let it be evicted again."""
+
+    generation: str
+    pinned: bool
+
+
+class DropAdapter(msgspec.Struct, tag="drop_adapter"):
+    """No request will name this generation any more; it goes when its last lease ends."""
+
+    generation: str
 
 
 class Drain(msgspec.Struct, tag="drain"):
@@ -67,6 +95,14 @@ class Stats(msgspec.Struct, frozen=True):
     generation_tokens: int = 0
     last_step_rows: int = 0
     step_seconds: float = 0.0
+    adapter_rows: int = 0  # token rows that an adapter changed
+    adapter_loads: int = 0  # from disk to host memory
+    adapter_load_seconds: float = 0.0
+    adapter_placements: int = 0  # from host memory to the device
+    adapter_placement_seconds: float = 0.0
+    adapter_evictions: int = 0  # from the device
+    adapter_host_bytes: int = 0
+    adapter_device_bytes: int = 0
 
 
 class Events(msgspec.Struct, tag="events"):
@@ -83,6 +119,21 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
     unfinished: int  # sequences: with work and no progress the engine is hung
 
 
+class AdapterLoaded(msgspec.Struct, tag="adapter_loaded"):
+    """What came of a `LoadAdapter`: `info`, or the error and perhaps a report."""
+
+    generation: str
+    info: AdapterInfo | None = None
+    error: tuple[str, str] | None = None  # (code, message)
+    report: LoadReport | None = None  # of a refusal
+
+
+class AdapterStates(msgspec.Struct, tag="adapter_states"):
+    """How the pool's generations stand; sent when that changed, at most a few times a second."""
+
+    states: dict[str, AdapterState]
+
+
 class Failed(msgspec.Struct, tag="failed"):
     """The start failed; the process ends."""
 
@@ -90,5 +141,5 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
-ToEngine = Start | Add | Abort | Drain
-FromEngine = Starting | Ready | Events | Heartbeat | Failed
+ToEngine = Start | Add | Abort | LoadAdapter | PinAdapter | DropAdapter | Drain
+FromEngine = Starting | Ready | Events | Heartbeat | AdapterLoaded | AdapterStates | Failed

@@ -149,6 +149,29 @@ MEMORY = (
     _memory("memory_utilization", "Share to use of the memory free at start.", low=0.01, high=1),
     _memory("enable_prefix_caching", "Never reuse KV of prompts that begin alike."),
 )
+ADAPTER_MEMORY = (
+    _memory(
+        "adapter_memory_bytes",
+        'Memory for adapters that can run, such as "512MiB"; 0: none. Default: a share.',
+        name="adapter-memory",
+        kind=SIZE,
+        low=0,
+    ),
+    _memory(
+        "adapter_host_bytes",
+        "Memory for adapters that wait to run. Default: 4 times the above.",
+        name="adapter-host-memory",
+        kind=SIZE,
+        low=0,
+    ),
+    _memory("max_adapter_rank", "Highest rank of an adapter.", name="max-adapter-rank", low=1),
+    _memory(
+        "adapter_drain_s",
+        "Seconds after which an adapter that waits makes room for itself.",
+        name="adapter-drain-time",
+        low=0,
+    ),
+)
 SERVED = (
     _model("served_model_name", "Name that requests use. Default: from MODEL."),
     _memory("max_num_queued_reqs", "Most requests waiting; beyond it, 503.", low=0),
@@ -273,7 +296,7 @@ LOAD = (
 )
 
 ENGINE = (*MODEL, *MEMORY)
-SERVE = (*MODEL, *TEMPLATE, *SERVED, *MEMORY, *HTTP, *LIMITS)
+SERVE = (*MODEL, *TEMPLATE, *SERVED, *MEMORY, *ADAPTER_MEMORY, *HTTP, *LIMITS)
 CHAT = (*MODEL, *TEMPLATE, *ANSWER, *SYSTEM, *MEMORY)
 COMPLETE = (*(flag for flag in MODEL if not flag.argument), *ANSWER, *MEMORY)
 BENCH = (*ENGINE, *CORES, *MEASURING)

@@ -1,12 +1,14 @@
 """Content keys of blocks: a SHA-256 chain over a canonical encoding.
 
-    root  = H(domain, block size, salt, adapter generation)
+    root  = H(domain, block size, salt)
     key_i = H(key_{i-1}, tokens of block i, extras of block i)
 
 Two blocks have one key only if everything before them and in them agrees: Python's `hash()`
-collides on purpose-made tokens, and a pickle of equal values may differ. Salt and generation
-stand in the root alone, since the chain carries them; a generation is a content digest, never a
-name. Extras are what tokens do not tell, such as an image's content under its placeholders.
+collides on purpose-made tokens, and a pickle of equal values may differ. The salt stands in the
+root alone, since the chain carries it. Extras are what tokens do not tell: the adapters that can
+change K or V of the block, by content and never by name, and images under their placeholders.
+Blocks before an adapter is active are the base model's, and so are all blocks of an adapter that
+cannot change K or V.
 """
 
 from __future__ import annotations
@@ -19,31 +21,35 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from plait.platform.core import Request
 
-_DOMAIN = b"plait.kv.1"
+_DOMAIN = b"plait.kv.2"
+_ADAPTER = b"adapter"
 
 
-def _framed(value: str | None) -> bytes:
-    """Encode so that no two lists of values run together; None differs from the empty string."""
-    if value is None:
-        return b"\x00"
+def _framed(value: str) -> bytes:
+    """Encode so that no two lists of values run together."""
     data = value.encode("utf-8", "surrogatepass")
-    return b"\x01" + struct.pack("<Q", len(data)) + data
+    return struct.pack("<Q", len(data)) + data
 
 
 def root_key(request: Request, block_size: int) -> bytes:
     """The parent of a sequence's first block."""
-    parts = (_framed(request.cache_salt), _framed(request.adapter))
-    return sha256(_DOMAIN + struct.pack("<I", block_size) + b"".join(parts)).digest()
+    salt = _framed(request.cache_salt)
+    return sha256(_DOMAIN + struct.pack("<I", block_size) + salt).digest()
 
 
 def block_extras(request: Request, start: int, stop: int) -> bytes:
     """What decides K and V of tokens start … stop - 1 beside tokens and chain.
 
-    Nothing yet. Images will put (content hash, offset in the block, processor settings) here;
-    until then the scheduler refuses requests with images, so that none can hit a wrong block.
+    Images will put (content hash, offset in the block, processor settings) here; until then the
+    scheduler refuses requests with images, so that none can hit a wrong block.
     """
-    del request, start, stop
-    return b""
+    return b"".join(
+        _ADAPTER
+        + _framed(use.kv_digest)
+        + struct.pack("<dI", use.scale, max(0, use.active_from - start))
+        for use in request.adapters
+        if use.kv_digest and use.active_from < stop
+    )
 
 
 class KeyChain:

@@ -3,17 +3,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.platform.batch import build
-from plait.platform.core import Request, SamplingParams, Sequence, Span, StepPlan
+from plait.platform.batch import AdapterSegment, build
+from plait.platform.core import AdapterUse, Request, SamplingParams, Sequence, Span, StepPlan
 
 BLOCK_SIZE = 4
 
 
-def make_span(start, num_known, drafts=(), *, samples=None, adapter=None, first_block=1, groups=2):
+def make_span(start, num_known, drafts=(), *, samples=None, adapters=(), first_block=1, groups=2):
     length = start + num_known + len(drafts)
     prompt = tuple(100 * first_block + i for i in range(start + num_known))
     request = Request(
-        request_id="r", prompt_token_ids=prompt, params=SamplingParams(), adapter=adapter
+        request_id="r", prompt_token_ids=prompt, params=SamplingParams(), adapters=tuple(adapters)
     )
     sequence = Sequence(
         seq_id=0, request=request, index=0, arrival=0, tokens=list(prompt), max_total_tokens=999,
@@ -35,6 +35,13 @@ def plan_of(*spans):
     return StepPlan(step_id=1, spans=tuple(spans))
 
 
+def use(generation, scale=1.0, active_from=0):
+    return AdapterUse(generation=generation, scale=scale, active_from=active_from)
+
+
+uses = st.builds(
+    use, st.sampled_from("abc"), st.sampled_from([1.0, 0.5]), st.sampled_from([0, 0, 3, 12])
+)
 spans = st.lists(
     st.builds(
         make_span,
@@ -42,7 +49,7 @@ spans = st.lists(
         num_known=st.integers(1, 9),
         drafts=st.lists(st.integers(900, 950), max_size=5),
         samples=st.none() | st.just(0),
-        adapter=st.sampled_from([None, "a", "b"]),
+        adapters=st.lists(uses, max_size=3),
         first_block=st.integers(1, 40),
     ),
     min_size=1,
@@ -78,10 +85,19 @@ def test_every_row_is_where_a_row_by_row_reading_of_the_plan_puts_it(spans):
         for row, span in zip(table.tolist(), spans, strict=True):
             blocks = list(span.block_ids[g])
             assert row == blocks + [0] * (len(row) - len(blocks))
-    adapters = [None] * len(rows)
-    for first, end, adapter in batch.adapter_segments:
-        adapters[first:end] = [adapter] * (end - first)
-    assert adapters == [s.sequence.request.adapter for s in spans for _ in range(s.num_tokens)]
+    adapters = [[] for _ in rows]
+    for segment in batch.adapter_segments:
+        for row in range(segment.start, segment.end):
+            adapters[row].append((segment.generation, segment.scale))
+    assert adapters == [
+        [
+            (u.generation, u.scale)
+            for u in span.sequence.request.adapters
+            if position >= u.active_from
+        ]
+        for span in spans
+        for position in range(span.start, span.start + span.num_tokens)
+    ]
 
 
 def test_arrays_have_the_documented_types():
@@ -96,9 +112,13 @@ def test_arrays_have_the_documented_types():
 
 
 def test_neighbouring_spans_of_one_adapter_are_one_segment():
-    adapters = ["a", "a", None, "a", "b"]
-    batch = build(plan_of(*(make_span(0, 2, adapter=a) for a in adapters)), BLOCK_SIZE)
-    assert batch.adapter_segments == ((0, 4, "a"), (6, 8, "a"), (8, 10, "b"))
+    adapters = [[use("a")], [use("a")], [], [use("a")], [use("b")]]
+    batch = build(plan_of(*(make_span(0, 2, adapters=a) for a in adapters)), BLOCK_SIZE)
+    assert batch.adapter_segments == (
+        AdapterSegment(0, 4, "a", 1.0),
+        AdapterSegment(6, 8, "a", 1.0),
+        AdapterSegment(8, 10, "b", 1.0),
+    )
 
 
 def test_a_plan_without_spans_is_an_empty_batch():

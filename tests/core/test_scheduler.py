@@ -7,6 +7,7 @@ from support.scheduler_world import World, make_scheduler
 
 from plait.platform.admission import sequence_seed
 from plait.platform.core import (
+    AdapterUse,
     FinishReason,
     Request,
     SamplingParams,
@@ -240,7 +241,12 @@ def test_generated_tokens_are_found_too():
 
 
 @pytest.mark.parametrize(
-    "change", [{"salt": "other"}, {"adapter": "generation"}, {"prompt_logprobs": 0}]
+    "change",
+    [
+        {"salt": "other"},
+        {"adapters": (AdapterUse(generation="g", kv_digest="k"),)},
+        {"prompt_logprobs": 0},
+    ],
 )
 def test_no_hit_under_another_key_or_where_every_row_must_be_computed(change):
     world = World(make_scheduler((None, 40), budget=100))

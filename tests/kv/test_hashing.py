@@ -4,12 +4,17 @@ from hashlib import sha256
 
 import pytest
 
-from plait.platform.core import Request, SamplingParams
+from plait.platform.core import AdapterUse, Request, SamplingParams
 from plait.platform.kv.hashing import KeyChain
 
 TOKENS = tuple(range(100, 112))
+USE = AdapterUse(generation="g", kv_digest="k", scale=0.5)
 REQUEST = Request(
-    request_id="r", prompt_token_ids=TOKENS, params=SamplingParams(), cache_salt="s", adapter="g"
+    request_id="r",
+    prompt_token_ids=TOKENS,
+    params=SamplingParams(),
+    cache_salt="s",
+    adapters=(USE,),
 )
 
 
@@ -18,11 +23,13 @@ def keys(request=REQUEST, tokens=TOKENS, block_size=4):
 
 
 def test_keys_follow_the_documented_encoding():
-    framed = [b"\x01" + struct.pack("<Q", 1) + value for value in (b"s", b"g")]
-    parent = sha256(b"plait.kv.1" + struct.pack("<I", 4) + b"".join(framed)).digest()
+    salt, digest = (struct.pack("<Q", 1) + value for value in (b"s", b"k"))
+    extras = b"adapter" + digest + struct.pack("<dI", 0.5, 0)
+    parent = sha256(b"plait.kv.2" + struct.pack("<I", 4) + salt).digest()
     expected = []
     for start in (0, 4, 8):
-        parent = sha256(parent + struct.pack("<4I", *TOKENS[start : start + 4])).digest()
+        tokens = struct.pack("<4I", *TOKENS[start : start + 4])
+        parent = sha256(parent + tokens + extras).digest()
         expected.append(parent)
     assert keys() == expected
 
@@ -39,16 +46,35 @@ def test_one_token_changes_its_block_and_all_after_it(position):
     [
         {"cache_salt": ""},
         {"cache_salt": "t"},
-        {"adapter": None},
-        {"adapter": ""},
-        {"adapter": "h"},
-        {"cache_salt": "sg", "adapter": ""},
-        {"cache_salt": "", "adapter": "sg"},
-        {"cache_salt": "g", "adapter": "s"},
+        {"adapters": ()},
+        {"adapters": (replace(USE, kv_digest="j"),)},
+        {"adapters": (replace(USE, scale=0.25),)},
+        {"adapters": (USE, USE)},
+        {"adapters": (USE, replace(USE, kv_digest="j"))},
+        {"cache_salt": "k", "adapters": (replace(USE, kv_digest="s"),)},
     ],
 )
-def test_salt_and_generation_change_every_key(change):
+def test_salt_and_adapters_change_every_key(change):
     assert not set(keys()) & set(keys(replace(REQUEST, **change)))
+
+
+def test_the_order_of_adapters_counts():
+    other = replace(USE, kv_digest="j")
+    one, two = (replace(REQUEST, adapters=uses) for uses in ((USE, other), (other, USE)))
+    assert not set(keys(one)) & set(keys(two))
+
+
+def test_an_adapter_that_cannot_change_kv_shares_the_bases_blocks():
+    headless = replace(REQUEST, adapters=(replace(USE, kv_digest=""),))
+    assert keys(headless) == keys(replace(REQUEST, adapters=()))
+
+
+@pytest.mark.parametrize("active_from", range(13))
+def test_blocks_before_an_adapter_is_active_are_the_bases(active_from):
+    later = replace(REQUEST, adapters=(replace(USE, active_from=active_from),))
+    base = keys(replace(REQUEST, adapters=()))
+    same = [ours == theirs for ours, theirs in zip(keys(later), base, strict=True)]
+    assert same == [4 * (i + 1) <= active_from for i in range(3)]
 
 
 def test_another_block_size_shares_no_key():

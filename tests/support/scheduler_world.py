@@ -16,6 +16,7 @@ from zlib import crc32
 from plait.platform.batch import build
 from plait.platform.config import CacheConfig, KVGroup, SchedulerConfig
 from plait.platform.core import (
+    AdapterUse,
     FinishReason,
     Request,
     SamplingParams,
@@ -97,7 +98,7 @@ class Histories:
 
     def path(self, request: Request, tokens: list[int]) -> list[int]:
         """The node of each token."""
-        node: object = (request.cache_salt, request.adapter)
+        node: object = (request.cache_salt, request.adapters)
         nodes = []
         for token in tokens:
             child = self.children.get((node, token))
@@ -136,7 +137,7 @@ class World:
         max_tokens: int = 8,
         priority: int = 0,
         salt: str = "",
-        adapter: str | None = None,
+        adapters: tuple[AdapterUse, ...] = (),
         deadline_s: float | None = None,
         seed: int = 1,
         request_id: str | None = None,
@@ -149,7 +150,7 @@ class World:
             params=SamplingParams(max_tokens=max_tokens, **params),
             priority=priority,
             cache_salt=salt,
-            adapter=adapter,
+            adapters=adapters,
             deadline_s=deadline_s,
         )
         total = len(prompt) + max_tokens

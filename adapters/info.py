@@ -1,0 +1,66 @@
+"""What is known of a loaded adapter, as data that crosses processes. Knows no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteReport:
+    """One site that the adapter changes."""
+
+    name: str
+    kind: str  # low_rank | dora | rows | whole
+    rank: int  # 0 where nothing is low-rank
+    scale: float
+    change_norm: float  # Frobenius norm of the change of the weight, the scale included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What loading an adapter found; also the body of a refusal."""
+
+    sites: tuple[SiteReport, ...] = ()
+    num_tensors: int = 0
+    unmatched: tuple[str, ...] = ()  # tensors that fit no site: the adapter is refused
+    not_finite: tuple[str, ...] = ()  # tensors with NaN or infinity: the adapter is refused
+    changes_kv: bool = False
+    changes_tower: bool = False
+    changes_head: bool = False
+    changes_vocabulary: bool = False
+    num_bytes: int = 0  # in memory, in the dtypes of the file
+    warnings: tuple[str, ...] = ()  # such as another base's name in the config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterInfo:
+    """What every part may know of one generation."""
+
+    generation: str
+    report: LoadReport
+    kv_digest: str = ""  # see `core.AdapterUse`
+    tower_digest: str = ""  # SHA-256 of what changes the tower or projector; empty: nothing
+    invocation_token_ids: tuple[int, ...] = ()  # aLoRA: active from their last occurrence on
+    vocab_size: int | None = None  # width of the logits, where it adds tokens
+    has_dora: bool = False  # it cannot be combined with other adapters
+    num_bytes: int = 0  # host memory
+    device_bytes: int = 0  # once placed by the executor
+    base_model: str = ""  # that its config names
+
+
+class AdapterLevel:
+    """Where an adapter's weights lie, nearest first."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterState:
+    """How one generation stands in the engine's pool."""
+
+    level: str  # of `AdapterLevel`
+    leases: int = 0  # sequences that run with it
+    waiting: int = 0  # sequences that wait for it
+    pinned: bool = False
