@@ -1,0 +1,9 @@
+#include "token_mask_kernel.h"
+
+namespace plait {
+
+void token_mask_plain(const TokenMaskArgs& args, size_t begin, size_t end) {
+  token_mask(args, begin, end);
+}
+
+}  // namespace plait
