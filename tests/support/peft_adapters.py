@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
-
 from support.tiny_models import VOCAB_SIZE
+from transformers import AutoModelForCausalLM
 
 QKV = ["q_proj", "k_proj", "v_proj"]
 LINEAR = [*QKV, "o_proj", "gate_proj", "up_proj", "down_proj"]  # of the llama family
