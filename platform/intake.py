@@ -10,10 +10,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from plait.adapters.composition import uses
 from plait.platform.core import Request, SamplingParams
 from plait.platform.errors import BadRequest, ContextLengthExceeded
 
 if TYPE_CHECKING:
+    from plait.adapters.info import AdapterInfo
     from plait.platform.config import EngineConfig
     from plait.platform.tokenizer import Tokenizer
 
@@ -43,24 +45,35 @@ class Intake:
         params: SamplingParams,
         priority: int = 0,
         cache_salt: str = "",
+        adapters: Sequence[tuple[AdapterInfo, float]] = (),
+        tenant: str = "",
+        share: float = 1.0,
     ) -> Request:
         """A request ready for `Engine.add`.
 
-        `max_tokens=None` becomes what the context leaves. Raises `BadRequest` naming the field,
-        `ContextLengthExceeded` with the numbers.
+        `max_tokens=None` becomes what the context leaves. `adapters` are those that `compose`
+        kept, with their scales. Raises `BadRequest` naming the field, `ContextLengthExceeded` with
+        the numbers.
         """
         prompt = tuple(prompt_token_ids)
         if not prompt:
             raise BadRequest("the prompt is empty: give at least one token of text", param="prompt")
-        self._check_ids("prompt", prompt)
+        used = tuple(uses(adapters, prompt))
+        widened = max((info.vocab_size or 0 for info, _ in used), default=0)
+        vocab_size = max(self._vocab_size, widened)
+        _check_ids("prompt", prompt, vocab_size)
         params = self._fit_length(len(prompt), params)
-        self._check_params(params)
+        self._check_params(params, vocab_size)
         return Request(
             request_id=request_id,
             prompt_token_ids=prompt,
             params=params,
             priority=priority,
             cache_salt=cache_salt,
+            adapters=tuple(use for _, use in used),
+            vocab_size=vocab_size if vocab_size > self._vocab_size else None,
+            tenant=tenant,
+            share=share,
             bad_word_token_ids=self._bad_words(params),
         )
 
@@ -91,7 +104,7 @@ class Intake:
             params = dataclasses.replace(params, max_tokens=room)
         return params
 
-    def _check_params(self, params: SamplingParams) -> None:
+    def _check_params(self, params: SamplingParams, vocab_size: int) -> None:
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(params, name)
             if count is not None and count > MAX_LOGPROBS:
@@ -116,14 +129,14 @@ class Intake:
                 raise BadRequest(
                     f"{name} has {len(ids)} entries; at most {MAX_TOKEN_LIST}", param=name
                 )
-        if len(params.allowed_token_ids or ()) > self._vocab_size:
+        if len(params.allowed_token_ids or ()) > vocab_size:
             raise BadRequest(
-                f"allowed_token_ids has more entries than the vocabulary of {self._vocab_size}",
+                f"allowed_token_ids has more entries than the vocabulary of {vocab_size}",
                 param="allowed_token_ids",
             )
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        self._check_ids("logit_bias", tuple(params.logit_bias))
-        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+        _check_ids("logit_bias", tuple(params.logit_bias), vocab_size)
+        _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
         self._check_min_tokens(params)
 
     def _check_min_tokens(self, params: SamplingParams) -> None:
@@ -138,17 +151,17 @@ class Intake:
                 param="allowed_token_ids",
             )
 
-    def _check_ids(self, name: str, ids: Sequence[int]) -> None:
-        if ids and (min(ids) < 0 or max(ids) >= self._vocab_size):
-            wrong = next(i for i in ids if not 0 <= i < self._vocab_size)
-            raise BadRequest(
-                f"{name}: token id {wrong} is outside the vocabulary of {self._vocab_size}",
-                param=name,
-            )
-
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if not params.bad_words:
             return ()
         if self._tokenizer is None:
             raise BadRequest("bad_words need a tokenizer", param="bad_words")
         return self._tokenizer.bad_word_ids(params.bad_words)
+
+
+def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        wrong = next(i for i in ids if not 0 <= i < vocab_size)
+        raise BadRequest(
+            f"{name}: token id {wrong} is outside the vocabulary of {vocab_size}", param=name
+        )

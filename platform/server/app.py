@@ -135,7 +135,7 @@ def _layers(context: ServerContext) -> list[Middleware]:
         )
     layers.append(Middleware(Auth, settings=settings))
     layers.append(Middleware(Gate, context=context))
-    layers.append(Middleware(BodyLimits, limits=settings.limits))
+    layers.append(Middleware(BodyLimits, settings=settings))
     return layers
 
 

@@ -1,4 +1,7 @@
-"""API keys: every path needs one, except the few that are open. Decided on `scope["path"]`."""
+"""API keys: every path needs one, except the few that are open. Decided on `scope["path"]`.
+
+What changes the server's adapters needs the admin key, and nothing of it is read before.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.platform.errors import Unauthorized
+from plait.platform.server.access import Access, Grant
 from plait.platform.server.errors import error_response
+from plait.platform.server.settings import ADMIN_PATHS
 
 if TYPE_CHECKING:
     from plait.platform.server.settings import ServerSettings
@@ -22,32 +27,58 @@ class Auth:
 
     def __init__(self, app: ASGIApp, *, settings: ServerSettings) -> None:
         self._app = app
-        self._digests = [_digest(key.encode()) for key in settings.api_keys]
+        grants = [*(Grant(key=key) for key in settings.api_keys), *settings.grants]
+        self._is_open = not grants
+        self._admin_digest = None
+        if settings.admin_key is not None:
+            grants.append(Grant(key=settings.admin_key))
+            self._admin_digest = _digest(settings.admin_key.encode())
+        self._access = [_access(grant) for grant in grants]
+        root = settings.root_path.rstrip("/")
         paths = OPEN_PATHS | ({"/metrics"} if settings.metrics_public else set())
-        self._open = {settings.root_path.rstrip("/") + path for path in paths}
+        self._open_paths = {root + path for path in paths}
+        self._admin_paths = {root + path for path in ADMIN_PATHS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request pass, or answer it with 401."""
-        if scope["type"] == "lifespan" or not self._digests:
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        digest = self._matching(_key(scope))
-        if digest is None and scope["path"] not in self._open:
-            error = Unauthorized(
-                "missing or wrong API key: send it as 'Authorization: Bearer KEY' or 'X-Api-Key'"
-            )
+        access = self._matching(_key(scope))
+        error = self._refusal(scope["path"], access)
+        if error is not None:
             await error_response(error)(scope, receive, send)
             return
-        scope.setdefault("state", {})["key_digest"] = digest or ""
+        state = scope.setdefault("state", {})
+        state["access"] = access or Access()
+        state["key_digest"] = state["access"].key_digest
         await self._app(scope, receive, send)
 
-    def _matching(self, key: bytes) -> str | None:
-        """The digest of the configured key that `key` is; takes the same time for any."""
+    def _refusal(self, path: str, access: Access | None) -> Unauthorized | None:
+        if self._admin_digest is not None and path in self._admin_paths:
+            if access is None or access.key_digest != self._admin_digest:
+                return Unauthorized("this needs the admin key: send it as an API key is sent")
+        elif access is None and not self._is_open and path not in self._open_paths:
+            return Unauthorized(
+                "missing or wrong API key: send it as 'Authorization: Bearer KEY' or 'X-Api-Key'"
+            )
+        return None
+
+    def _matching(self, key: bytes) -> Access | None:
+        """What the configured key that `key` is allows; takes the same time for any."""
+        if not self._access:
+            return None
         given, found = _digest(key), None
-        for digest in self._digests:
-            if secrets.compare_digest(digest, given):
-                found = digest
+        for access in self._access:
+            if secrets.compare_digest(access.key_digest, given):
+                found = access
         return found
+
+
+def _access(grant: Grant) -> Access:
+    return Access(
+        key_digest=_digest(grant.key.encode()), adapters=grant.adapters, weight=grant.weight
+    )
 
 
 def _digest(key: bytes) -> str:

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
+from plait.adapters.info import AdapterInfo, AdapterState
 from plait.platform.config import EngineConfig
 from plait.platform.core import Event, Request
 from plait.platform.messages import Stats
@@ -43,6 +44,30 @@ class EngineClient(Protocol):
         the engine refuses, fails or dies. Closing the iterator early (or cancelling the task
         that reads it) aborts what is unfinished.
         """
+
+    async def load_adapter(
+        self,
+        generation: str,
+        directory: str,
+        *,
+        pinned: bool = False,
+        allow_zero_delta: bool = False,
+    ) -> AdapterInfo:
+        """Have the engine read a generation; back once requests can use it.
+
+        The engine keeps it, over its own restarts too, until `drop_adapter`; the directory must
+        stay as long. Raises `AdapterError` with a report, `EngineDied`.
+        """
+
+    async def pin_adapter(self, generation: str, *, pinned: bool) -> None:
+        """Keep a loaded generation on the device, or let it be evicted again."""
+
+    async def drop_adapter(self, generation: str) -> None:
+        """No request will name the generation any more; an unknown one is no error."""
+
+    @property
+    def adapter_states(self) -> Mapping[str, AdapterState]:
+        """How the loaded generations stood when the engine last told."""
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, let running requests end, then abort what is left."""

@@ -17,18 +17,19 @@ from plait.platform.errors import BadRequest, PlaitError
 from plait.platform.server.errors import BodyTooLarge, HeadersTooLarge, error_body
 
 if TYPE_CHECKING:
-    from plait.platform.server.settings import Limits
+    from plait.platform.server.settings import Limits, ServerSettings
 
 _REASONS = {400: "Bad Request", 413: "Content Too Large", 431: "Request Header Fields Too Large"}
 
 
-def connection_class(limits: Limits) -> type[HttpToolsProtocol]:
+def connection_class(settings: ServerSettings) -> type[HttpToolsProtocol]:
     """The protocol class that uvicorn makes one of for each connection."""
 
     class _Connection(Connection):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.limits = limits
+            self.settings = settings
+            self.limits = settings.limits
 
     return _Connection
 
@@ -54,6 +55,7 @@ class _Parser(httptools.HttpRequestParser):
 class Connection(HttpToolsProtocol):
     """Counts the bytes of a message as they come; ends the connection over a bound."""
 
+    settings: ServerSettings
     limits: Limits
     _in_head = True
     _room = 0  # bytes that this part of the message may still have
@@ -98,7 +100,7 @@ class Connection(HttpToolsProtocol):
                     HeadersTooLarge(f"the header is larger than {limits.header_bytes} bytes")
                 )
             else:
-                self._refuse(BodyTooLarge(f"the body is larger than {limits.body_bytes} bytes"))
+                self._refuse(BodyTooLarge(f"the body is larger than {self._body_bytes()} bytes"))
 
     def on_message_begin(self) -> None:
         """A head begins."""
@@ -124,7 +126,7 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         self._in_head = False
         self._offers_upgrade = self.parser.should_upgrade()
-        self._room = self.limits.header_bytes + 2 * self.limits.body_bytes
+        self._room = self.limits.header_bytes + 2 * self._body_bytes()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -175,6 +177,11 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _body_bytes(self) -> int:
+        """The bound on this message's body; the exact one is `BodyLimits`', which knows the root."""
+        path = self.url.partition(b"?")[0].decode("ascii", "replace")
+        return self.settings.body_bytes(path.removeprefix(self.settings.root_path.rstrip("/")))
 
     def _refuse(self, error: PlaitError) -> None:
         content = msgspec.json.encode(error_body(error))

@@ -17,6 +17,8 @@ from starlette.responses import Response
 
 from plait.platform.core import Event, InvalidParameter
 from plait.platform.errors import (
+    AdapterBusy,
+    AdapterError,
     BadRequest,
     DeadlineExceeded,
     EngineDied,
@@ -34,6 +36,12 @@ class BodyTooLarge(BadRequest):
 
     code = "body_too_large"
     status = 413
+
+
+class InvalidRequestBody(BadRequest):
+    """An admin's request lacks a field, or has one that does not exist or has a wrong type."""
+
+    code = "invalid_request_body"
 
 
 class WrongContentType(BadRequest):
@@ -98,8 +106,8 @@ def as_plait_error(error: Exception, request_id: str) -> PlaitError:
 
 
 def error_body(error: PlaitError) -> dict[str, Any]:
-    """OpenAI's error body, also used inside streams."""
-    return {
+    """OpenAI's error body, also used inside streams; with the report of a refused adapter."""
+    body: dict[str, Any] = {
         "error": {
             "message": sanitise(error.message),
             "type": error.type,
@@ -107,13 +115,16 @@ def error_body(error: PlaitError) -> dict[str, Any]:
             "code": error.code,
         }
     }
+    if isinstance(error, AdapterError) and error.report is not None:
+        body["report"] = error.report
+    return body
 
 
 def error_headers(error: PlaitError) -> dict[str, str]:
     """Headers that tell a client whether and when to try again."""
     if isinstance(error, Overloaded):
         return {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
-    if isinstance(error, EngineDied | Aborted):
+    if isinstance(error, EngineDied | Aborted | AdapterBusy):
         return {"retry-after": "1"}
     if isinstance(error, DeadlineExceeded) or error.status == InternalError.status:
         return {"x-should-retry": "false"}

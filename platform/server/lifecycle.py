@@ -57,7 +57,7 @@ def _config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
         port=settings.port,
         uds=settings.uds,
         root_path=settings.root_path,
-        http=connection_class(settings.limits),
+        http=connection_class(settings),
         timeout_keep_alive=_KEEP_ALIVE_S,
         ws="none",
         lifespan="on",

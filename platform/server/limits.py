@@ -18,7 +18,7 @@ from plait.platform.server.errors import (
 from plait.platform.server.streaming import ClientDisconnected
 
 if TYPE_CHECKING:
-    from plait.platform.server.settings import Limits
+    from plait.platform.server.settings import ServerSettings
 
 _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
@@ -26,9 +26,11 @@ _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 class BodyLimits:
     """Reads the whole body within its bounds, then hands it on in one message."""
 
-    def __init__(self, app: ASGIApp, *, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, *, settings: ServerSettings) -> None:
         self._app = app
-        self._limits = limits
+        self._settings = settings
+        self._limits = settings.limits
+        self._root = settings.root_path.rstrip("/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request pass with its body read, or answer it with the bound it breaks."""
@@ -36,14 +38,18 @@ class BodyLimits:
             await self._app(scope, receive, send)
             return
         try:
-            self._check_headers(scope)
-            body = await self._read(receive)
+            path = scope["path"].removeprefix(self._root)
+            bound = self._settings.body_bytes(path)
+            self._check_headers(scope, bound)
+            if scope["method"] in _METHODS_WITH_BODY:
+                _check_type(scope, takes_tensors=self._settings.takes_tensors(path))
+            body = await self._read(receive, bound)
         except PlaitError as error:
             await error_response(error)(scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)
 
-    def _check_headers(self, scope: Scope) -> None:
+    def _check_headers(self, scope: Scope, body_bytes: int) -> None:
         limits, fields = self._limits, scope["headers"]
         num_bytes = sum(len(name) + len(value) + 4 for name, value in fields)
         if len(fields) > limits.header_fields or num_bytes > limits.header_bytes:
@@ -53,36 +59,41 @@ class BodyLimits:
             )
         headers = Headers(scope=scope)
         length = headers.get("content-length", "")
-        if length.isascii() and length.isdigit() and int(length[:20]) > limits.body_bytes:
-            raise self._too_large()
-        if scope["method"] in _METHODS_WITH_BODY:
-            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "application/json":
-                raise WrongContentType("send the body as Content-Type: application/json")
+        if length.isascii() and length.isdigit() and int(length[:20]) > body_bytes:
+            raise _too_large(body_bytes)
 
-    def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"the body is larger than {self._limits.body_bytes} bytes")
-
-    async def _read(self, receive: Receive) -> bytes:
+    async def _read(self, receive: Receive, bound: int) -> bytes:
         try:
             async with asyncio.timeout(self._limits.body_timeout_s):
-                return await self._read_all(receive)
+                return await _read_all(receive, bound)
         except TimeoutError:
             raise DeadlineExceeded("the body took too long to arrive") from None
 
-    async def _read_all(self, receive: Receive) -> bytes:
-        parts, size = [], 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnected
-            part = message.get("body", b"")
-            size += len(part)
-            if size > self._limits.body_bytes:
-                raise self._too_large()
-            parts.append(part)
-            if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+def _check_type(scope: Scope, *, takes_tensors: bool) -> None:
+    wanted = "application/octet-stream" if takes_tensors else "application/json"
+    kind = Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
+    if kind != wanted:
+        raise WrongContentType(f"send the body as Content-Type: {wanted}")
+
+
+def _too_large(bound: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is larger than {bound} bytes")
+
+
+async def _read_all(receive: Receive, bound: int) -> bytes:
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        part = message.get("body", b"")
+        size += len(part)
+        if size > bound:
+            raise _too_large(bound)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from plait.adapters.info import AdapterInfo, AdapterState
 from plait.platform.config import EngineConfig, Options
 from plait.platform.core import Event, Request
 from plait.platform.errors import (
@@ -34,18 +35,22 @@ from plait.platform.errors import (
 )
 from plait.platform.messages import (
     Abort,
+    AdapterLoaded,
+    AdapterStates,
     Add,
     Drain,
     Events,
     Failed,
     FromEngine,
     Heartbeat,
+    LoadAdapter,
     Ready,
     Start,
     Starting,
     Stats,
     ToEngine,
 )
+from plait.platform.server.adapters.engine_side import EngineAdapters
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +86,7 @@ class ProcessClient:
         self.facts: dict[str, object] = {}
         self.phases: dict[str, float] = {}
         self._requests: dict[str, _InFlight] = {}
+        self._adapters = EngineAdapters(self._send)
         self._encoder = msgspec.msgpack.Encoder()
         self._engine: _EngineProcess | None = None
         self._reason = "the engine is starting"  # empty: requests can be taken
@@ -169,6 +175,41 @@ class ProcessClient:
             if entry.remaining:
                 self._send_soon(Abort(request_ids=(request.request_id,)))
 
+    async def load_adapter(
+        self,
+        generation: str,
+        directory: str,
+        *,
+        pinned: bool = False,
+        allow_zero_delta: bool = False,
+    ) -> AdapterInfo:
+        """See `EngineClient.load_adapter`."""
+        if not self.ready:
+            raise Overloaded(self.unhealthy_reason, retry_after_s=5)
+        return await self._adapters.load(
+            LoadAdapter(
+                generation=generation,
+                directory=directory,
+                pinned=pinned,
+                allow_zero_delta=allow_zero_delta,
+            )
+        )
+
+    async def pin_adapter(self, generation: str, *, pinned: bool) -> None:
+        """See `EngineClient.pin_adapter`."""
+        with contextlib.suppress(EngineDied):  # the next engine is told when it gets the adapter
+            await self._adapters.pin(generation, pinned)
+
+    async def drop_adapter(self, generation: str) -> None:
+        """See `EngineClient.drop_adapter`."""
+        with contextlib.suppress(EngineDied):  # the next engine never hears of it
+            await self._adapters.drop(generation)
+
+    @property
+    def adapter_states(self) -> Mapping[str, AdapterState]:
+        """See `EngineClient.adapter_states`."""
+        return self._adapters.states
+
     async def drain(self, timeout_s: float) -> None:
         """See `EngineClient.drain`."""
         self._draining = True
@@ -190,7 +231,7 @@ class ProcessClient:
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
-        self._fail_requests(EngineDied("the server is shutting down; try again elsewhere"))
+        self._fail_all(EngineDied("the server is shutting down; try again elsewhere"))
         if self._engine is not None:
             with contextlib.suppress(EngineDied, zmq.ZMQError):
                 await self._send(Abort(request_ids=()))
@@ -219,8 +260,21 @@ class ProcessClient:
                 if self._fits_hang_to_model:
                     warm_up_s = message.phases.get("warm up", 0.0)
                     self._hang_s = max(HANG_S, HANG_WARM_UPS * warm_up_s)
+                await self._restore_adapters()
                 self._reason = ""
                 return
+
+    async def _restore_adapters(self) -> None:
+        """Give a new engine the adapters of the one before, so that no request misses its own."""
+        assert self._engine is not None
+        await self._adapters.send_again()
+        while not self._adapters.is_restored:
+            message = await self._engine.receive(START_TIMEOUT_S)
+            if message is None:
+                silence = f"the engine said nothing for {START_TIMEOUT_S:.0f} s"
+                raise InternalError(f"{self._engine.death() or silence} while loading adapters")
+            if isinstance(message, AdapterLoaded | AdapterStates):
+                self._adapters.take(message)
 
     async def _keep(self) -> None:
         """Read events for ever; restart the engine whenever it dies or hangs."""
@@ -230,7 +284,7 @@ class ProcessClient:
             cause = await self._read_until_dead()
             self._reason = f"the engine is restarting: {cause}"
             log.error("%s; %d requests fail", self._reason, len(self._requests))
-            self._fail_requests(EngineDied(f"{cause} while this request ran; it can be retried"))
+            self._fail_all(EngineDied(f"{cause} while this request ran; it can be retried"))
             failures = failures + 1 if time.monotonic() - began < 60 else 1
             while not await self._restart():
                 failures += 1
@@ -261,6 +315,8 @@ class ProcessClient:
                 return self._engine.death() or f"the engine hung for {self._hang_s:.0f} s"
             if isinstance(message, Heartbeat):
                 self._stats = message.stats
+            elif isinstance(message, AdapterLoaded | AdapterStates):
+                self._adapters.take(message)
             elif isinstance(message, Events):
                 self._stats = message.stats
                 for event in message.events:
@@ -268,7 +324,8 @@ class ProcessClient:
                     if entry is not None:
                         entry.queue.put_nowait(event)
 
-    def _fail_requests(self, error: PlaitError) -> None:
+    def _fail_all(self, error: PlaitError) -> None:
+        self._adapters.engine_ended(error)
         for entry in self._requests.values():
             entry.queue.put_nowait(error)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from plait.platform.server.access import Access
 from plait.platform.server.errors import as_plait_error, error_response
 from plait.platform.server.params import valid_request_id
 from plait.platform.server.streaming import ClientDisconnected
@@ -45,6 +46,7 @@ class RequestScope:
         state["request_id"] = _request_id(scope)
         state["arrival_s"] = time.monotonic()
         state["key_digest"] = ""
+        state["access"] = Access()
         state["tokens"] = None
         state["refused_at"] = None  # the route whose gate refused it, before any work
         response = _Response(send, state)

@@ -4,8 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from plait.platform.server.access import Grant
+
 MIB = 1 << 20
 MAX_STOP_STRINGS = 16
+TENSOR_PATHS = frozenset(
+    {"/load_lora_adapter_from_tensors", "/v1/load_lora_adapter_from_tensors"}
+)
+# What changes the adapters: there only where there is an admin key.
+ADMIN_PATHS = TENSOR_PATHS | {
+    "/load_lora_adapter",
+    "/v1/load_lora_adapter",
+    "/unload_lora_adapter",
+    "/v1/unload_lora_adapter",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSource:
+    """An adapter to load at start: its name, and a directory or hub id (`owner/name@revision`)."""
+
+    name: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +33,7 @@ class Limits:
     """Bounds on what one HTTP request may bring; over a bound it is refused with the number."""
 
     body_bytes: int = 32 * MIB
+    adapter_body_bytes: int = 1024 * MIB  # of an adapter's tensors, sent by an admin
     body_timeout_s: float = 60.0  # for the whole body to arrive
     header_bytes: int = 64 << 10
     header_fields: int = 100
@@ -46,9 +67,14 @@ class ServerSettings:
     uds: str | None = None  # a Unix socket in place of host and port
     root_path: str = ""  # behind a proxy that serves the API under a prefix
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # empty: everyone may come in
+    grants: tuple[Grant, ...] = field(default=(), repr=False)  # keys that have limits
+    admin_key: str | None = field(default=None, repr=False)  # None: adapters cannot be changed
     metrics_public: bool = False  # /metrics without a key, where there are keys
     allowed_origins: tuple[str, ...] = ()  # for browsers; empty: no cross-origin requests
     served_model_name: str | None = None  # None: the loaded model's own name
+    adapters: tuple[AdapterSource, ...] = ()  # loaded at start
+    adapter_dir: str | None = None  # adapters that a request or an admin may have loaded
+    max_adapters: int = 1024  # names
     allow_unknown_fields: bool = False  # log unknown fields once per name, do not refuse them
     log_requests: bool = True
     keep_alive_interval_s: float = 15.0  # of silence in a stream, then a comment; 0: never
@@ -60,3 +86,14 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if any(not key for key in self.api_keys):
             raise ValueError("an API key is empty")
+        if self.admin_key == "":
+            raise ValueError("the admin key is empty")
+
+    def takes_tensors(self, path: str) -> bool:
+        """Whether what is posted to `path` (without the root path) is an adapter's weights."""
+        return self.admin_key is not None and path in TENSOR_PATHS
+
+    def body_bytes(self, path: str) -> int:
+        """The largest body that `path` takes."""
+        takes_tensors = self.takes_tensors(path)
+        return self.limits.adapter_body_bytes if takes_tensors else self.limits.body_bytes
