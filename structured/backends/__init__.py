@@ -1,0 +1,103 @@
+"""The grammar libraries behind one shape: compile to bytes, load, parse token by token.
+
+Both fill the same rows of bits, so one batch may hold sequences of either. What they do with end
+tokens, wrong tokens and roll-backs differs; `plait.structured.matcher` keeps these from them, so
+that a parser is only asked what both answer alike.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from plait.structured.spec import GrammarKind
+    from plait.structured.vocabulary import Mask, Vocabulary
+
+NAMES = ("xgrammar", "llguidance")
+
+
+class Parser(Protocol):
+    """Where one text stands in its grammar. Never given an end token, or an id without bytes.
+
+    Methods raise `ParserFault` where the library breaks down; the parser is of no use then.
+    """
+
+    def fill(self, row: Mask) -> bool:
+        """Write which tokens may follow, end tokens included; False: all, the row is untouched."""
+        ...
+
+    def accept(self, token: int) -> bool:
+        """Advance; False where the token may not follow, and nothing has changed then."""
+        ...
+
+    def count_legal(self, tokens: list[int]) -> int:
+        """How many of `tokens` may follow in a row. Changes nothing."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last tokens, of which there are at least so many."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text may end here."""
+        ...
+
+    def forced_bytes(self) -> bytes:
+        """The bytes that must follow; none where there is a choice."""
+        ...
+
+    def copy(self) -> Parser:
+        """An independent parser at the same place."""
+        ...
+
+
+class Grammar(Protocol):
+    """A loaded grammar, shared by the parsers made from it."""
+
+    def parser(self) -> Parser:
+        """A parser at the beginning. May be called from any thread."""
+        ...
+
+
+class Backend(Protocol):
+    """One library, for one vocabulary. Thread-safe."""
+
+    def compile(self, kind: GrammarKind, content: Any, options: dict[str, Any]) -> bytes:
+        """What `load` takes. Raises `InvalidGrammar` and its like, or `GrammarTooComplex`."""
+        ...
+
+    def load(self, payload: bytes) -> Grammar:
+        """The grammar of a payload that `compile` gave. Raises `ParserFault`."""
+        ...
+
+
+class ParserFault(Exception):
+    """A library broke down on a grammar that it had compiled: our fault, not the user's."""
+
+
+def literal(text: str) -> str:
+    """A text in quotes, as both EBNF and Lark read it."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def version(name: str) -> str:
+    """The installed version of a backend's library."""
+    from importlib.metadata import version as installed
+
+    return installed(name)
+
+
+def create(name: str, vocabulary: Vocabulary) -> Backend:
+    """The backend of that name. Loads its library, which takes up to half a second."""
+    match name:
+        case "xgrammar":
+            from plait.structured.backends.xgrammar import XGrammarBackend
+
+            return XGrammarBackend(vocabulary)
+        case "llguidance":
+            from plait.structured.backends.llguidance import LLGuidanceBackend
+
+            return LLGuidanceBackend(vocabulary)
+    raise ValueError(f"no grammar backend is called {name!r}")
