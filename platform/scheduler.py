@@ -7,24 +7,35 @@ There is no prefill and no decode. A sequence has known tokens (prompt and outpu
 verify, and a number of computed tokens; `plan` lets the last chase the others:
 
     1  running sequences that lack one token (and their drafts)     every one gets its row
-    2  running sequences that lack more, in chunks                  in serving order
-    3  waiting sequences, all of whose known tokens get blocks      in serving order, no overtaking
+    2  running sequences that lack more, in chunks                  by priority, then arrival
+    3  waiting sequences for which all strands are ready, and all   by priority, then fair shares
+       of whose known tokens get blocks                             (`fairness`)
 
-The serving order is (priority, arrival). A waiting sequence comes before chunks of a strictly
-worse priority, and may park sequences of it to get a place or blocks.
+A sequence that a strand is not ready for is passed over, and all of its flow with it; one that
+lacks blocks is not: nobody overtakes it. A waiting sequence comes before chunks of a strictly worse
+priority, and may park sequences of it to get a place or blocks. What a strand refuses ends its
+request.
 
-Why every step makes progress, and everyone finishes: who needs a block takes it from parked
-sequences, else from the running one of worst priority that has computed least, which then parks.
-So the running sequence of best priority that has computed most is never parked to serve another
-of its kind, and it fits alone, as `add` made sure: it goes on until it ends. Between equals
-nobody parks another to be admitted.
+Why everyone finishes. Say that something runs. Who needs a block takes it from parked sequences,
+else from the running one of worst priority that has computed least, which then parks. So the
+running sequence of best priority that has computed most is never parked to serve another of its
+kind, and it fits alone, as `add` made sure: it goes on until it ends. Between equals nobody parks
+another to be admitted.
+
+Say that nothing runs, and something waits. Either the first that is asked is ready: all others that
+hold blocks are of no better priority, so it gets what it needs of theirs, and runs. Or it is passed
+over. Those behind it may lack blocks that it holds, since they are of worse priority; then the plan
+is empty, and they give back what they hold of strands. But nothing holds what a strand has against
+the best of those that wait for it (`Strand.admit`), so that one becomes ready, and it is asked
+before all that are of worse priority, and gets blocks of all others. Until then the strand is
+`busy`, and whoever asked for the plan waits a moment.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -40,15 +51,29 @@ from plait.platform.core import (
     StepResult,
     TokenLogprobs,
 )
-from plait.platform.errors import BadRequest, DeadlineExceeded, InternalError, Overloaded
+from plait.platform.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    InternalError,
+    Overloaded,
+    PlaitError,
+)
+from plait.platform.fairness import FairShares, WaitingSequences
 from plait.platform.kv.manager import KVManager
+from plait.platform.open_requests import OpenRequests
 from plait.platform.ordering import OrderedSequences
+from plait.platform.prompt_rows import PromptRows, contradiction
+from plait.platform.strand import Strands
 
 if TYPE_CHECKING:
     from plait.platform.config import CacheConfig, SchedulerConfig
     from plait.platform.kv.manager import Reservation
+    from plait.platform.strand import Strand
 
 Stop = Callable[[Sequence, int], tuple[FinishReason, int | str | None] | None]
+
+# Flows that one step may pass over: asking is cheap, and the queue's bound is near it anyway.
+MAX_PASSED_OVER = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,21 +96,30 @@ class _Chosen:
 
 @dataclass(slots=True)
 class _Step:
-    """A plan in the making: rows can still be taken back when a sequence parks."""
+    """A plan in the making: rows can still be taken back when a sequence parks or ends."""
 
     budget: int
     chosen: dict[int, _Chosen] = field(default_factory=dict)
     preempted: dict[int, Sequence] = field(default_factory=dict)
+    finished: list[Sequence] = field(default_factory=list)
 
     def choose(self, sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) -> None:
         self.chosen[sequence.seq_id] = _Chosen(sequence, num_tokens, drafts)
         self.budget -= num_tokens + len(drafts)
 
-    def take_back(self, sequence: Sequence) -> None:
+    def park(self, sequence: Sequence) -> None:
+        self._take_back(sequence)
+        self.preempted[sequence.seq_id] = sequence
+
+    def finish(self, sequence: Sequence) -> None:
+        self._take_back(sequence)
+        self.preempted.pop(sequence.seq_id, None)
+        self.finished.append(sequence)
+
+    def _take_back(self, sequence: Sequence) -> None:
         chosen = self.chosen.pop(sequence.seq_id, None)
         if chosen is not None:
             self.budget += chosen.num_tokens + len(chosen.drafts)
-        self.preempted[sequence.seq_id] = sequence
 
 
 class Scheduler:
@@ -95,7 +129,9 @@ class Scheduler:
     any point between calls.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: CacheConfig) -> None:
+    def __init__(
+        self, config: SchedulerConfig, cache: CacheConfig, strands: SequenceOf[Strand] = ()
+    ) -> None:
         self._config = config
         self._caching = cache.enable_prefix_caching
         self._kv = KVManager(
@@ -103,12 +139,12 @@ class Scheduler:
         )
         # Each running sequence can get a row in each step.
         self._num_slots = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self._requests: dict[str, list[Sequence]] = {}  # the unfinished ones' sequences
-        self._queued: set[str] = set()  # requests not yet admitted for the first time
-        self._waiting = OrderedSequences()
+        self._strands = Strands(strands)
+        self._requests = OpenRequests()
+        self._shares = FairShares()
+        self._waiting = WaitingSequences(self._shares)
         self._running = OrderedSequences()
-        self._deadlines: list[tuple[float, int, str]] = []  # heap; may name ended requests
-        self._prompt_rows: dict[int, int] = {}  # rows whose prompt logprobs were given
+        self._prompt_rows = PromptRows()
         self._num_added = 0
         self._num_sequences = 0
         self._step_id = 0
@@ -134,7 +170,7 @@ class Scheduler:
     def has_room(self) -> bool:
         """Whether `add` takes one more: the queue's bound, and the places that are free now."""
         places = self._config.max_num_seqs - len(self._running)
-        return len(self._queued) < self._config.max_num_queued + max(places, 0)
+        return self._requests.num_queued < self._config.max_num_queued + max(places, 0)
 
     @property
     def kv_usage(self) -> float:
@@ -161,7 +197,8 @@ class Scheduler:
         )
         if not self.has_room:
             raise Overloaded(
-                f"{len(self._queued)} requests are waiting, as many as the queue takes; retry later"
+                f"{self._requests.num_queued} requests are waiting, as many as the queue takes; "
+                "retry later"
             )
         sequences = [
             Sequence(
@@ -179,34 +216,20 @@ class Scheduler:
         self._num_added += 1
         self._num_sequences += len(sequences)
         self.num_unfinished += len(sequences)
-        self._requests[request.request_id] = sequences
-        self._queued.add(request.request_id)
+        self._requests.add(sequences)
         for sequence in sequences:
             self._kv.open(sequence, forks=sequence.index == 0 and len(sequences) > 1)
-        self._waiting.add(sequences[0])
-        if request.params.prompt_logprobs is not None:
-            self._prompt_rows[sequences[0].seq_id] = 0
-        if request.deadline_s is not None:
-            entry = (request.deadline_s, sequences[0].arrival, request.request_id)
-            heapq.heappush(self._deadlines, entry)
+            self._shares.open(sequence)
+        self._waiting.add(sequences[0], resumed=False)
+        self._prompt_rows.open(sequences[0])
         return list(sequences)
 
     def abort(self, request_id: str) -> list[Sequence]:
         """End a request's unfinished sequences; their blocks are free at once."""
-        ended = self._open_sequences(request_id)
+        ended = self._requests.sequences(request_id)
         for sequence in ended:
             self._finish(sequence, FinishReason.ABORT)
         return ended
-
-    def _unfinished(self) -> Iterable[Sequence]:
-        for sequences in self._requests.values():
-            for sequence in sequences:
-                if sequence.state is not SequenceState.FINISHED:
-                    yield sequence
-
-    def _open_sequences(self, request_id: str) -> list[Sequence]:
-        sequences = self._requests.get(request_id, ())
-        return [s for s in sequences if s.state is not SequenceState.FINISHED]
 
     def _finish(
         self,
@@ -221,15 +244,14 @@ class Scheduler:
         sequence.drafts.clear()
         self._waiting.discard(sequence)
         self._running.discard(sequence)
+        self._strands.release(sequence)
         self._kv.close(sequence)
-        self._prompt_rows.pop(sequence.seq_id, None)
-        request_id = sequence.request.request_id
-        if not self._open_sequences(request_id):
-            del self._requests[request_id]
-            self._queued.discard(request_id)
+        self._shares.close(sequence)
+        self._prompt_rows.close(sequence)
+        self._requests.ended(sequence)
 
     def _fail(self, request_id: str, failure: tuple[str, str]) -> list[Sequence]:
-        ended = self._open_sequences(request_id)
+        ended = self._requests.sequences(request_id)
         for sequence in ended:
             sequence.failure = failure
             self._finish(sequence, FinishReason.ERROR)
@@ -238,37 +260,35 @@ class Scheduler:
     # --- plan ------------------------------------------------------------------------------------
 
     def plan(self, now_s: float) -> StepPlan | None:
-        """Choose the next step's spans. None: there is nothing to run.
+        """Choose the next step's spans. None: nothing can run now.
 
-        Sequences whose deadline has passed at `now_s` end first and stand in `finished`; a plan
-        may hold nothing else. A plan that is never committed is as if it had not been, apart
-        from blocks taken.
+        Then either nothing is unfinished, or a strand is `busy`: ask again, after a moment.
+        Sequences whose deadline has passed at `now_s`, and those that a strand refuses, end and
+        stand in `finished`; a plan may hold nothing else. A plan that is never committed is as if
+        it had not been, apart from blocks taken.
         """
-        finished = self._expire(now_s)
         step = _Step(self._config.max_num_batched_tokens)
+        self._expire(step, now_s)
+        self._strands.begin(now_s)
+        self._waiting.begin()
         self._choose_running(step)
         self._choose_chunks_and_admissions(step)
-        if not step.chosen and not finished:
-            assert not self.num_unfinished, "a plan without progress"
+        if not step.chosen and not step.finished:
+            assert not self.num_unfinished or self._strands.busy, "a plan without progress"
             return None
         self._step_id += 1
         self._in_flight = {s: chosen.sequence.epoch for s, chosen in step.chosen.items()}
         return StepPlan(
             step_id=self._step_id,
             spans=tuple(self._span(chosen) for chosen in step.chosen.values()),
-            finished=tuple(finished),
+            finished=tuple(step.finished),
             preempted=tuple(step.preempted.values()),
         )
 
-    def _expire(self, now_s: float) -> list[Sequence]:
-        ended: list[Sequence] = []
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, arrival, request_id = heapq.heappop(self._deadlines)
-            sequences = self._open_sequences(request_id)
-            if sequences and sequences[0].arrival == arrival:  # not a later one of the same id
-                message = "the deadline passed before the answer was complete"
-                ended += self._fail(request_id, (DeadlineExceeded.code, message))
-        return ended
+    def _expire(self, step: _Step, now_s: float) -> None:
+        message = "the deadline passed before the answer was complete"
+        for request_id in self._requests.expire(now_s):
+            step.finished += self._fail(request_id, (DeadlineExceeded.code, message))
 
     def _choose_running(self, step: _Step) -> None:
         """Sequences that lack one token: each gets its row, drafts get what is left over."""
@@ -289,6 +309,7 @@ class Scheduler:
         chunks = deque(s for s in self._running if s.seq_id not in step.chosen)
         admitting = True
         while step.budget > 0:
+            admitting = admitting and self._waiting.num_passed_over < MAX_PASSED_OVER
             head = self._waiting.first() if admitting else None
             first = chunks[0] if chunks else None
             if head is not None and (first is None or _is_better(head, first)):
@@ -333,9 +354,10 @@ class Scheduler:
         return granted
 
     def _park(self, step: _Step, sequence: Sequence) -> None:
-        step.take_back(sequence)
+        step.park(sequence)
+        self._strands.release(sequence)
         self._running.discard(sequence)
-        self._waiting.add(sequence)
+        self._waiting.add(sequence, resumed=True)
         self._kv.park(sequence)
         sequence.state = SequenceState.WAITING
         sequence.drafts.clear()
@@ -346,13 +368,22 @@ class Scheduler:
     # --- admission -------------------------------------------------------------------------------
 
     def _admit(self, step: _Step, head: Sequence) -> bool:
-        """Let the first waiting sequence run, if there are a place and blocks for it."""
-        reservation = self._try_admit(head) if len(self._running) < self._num_slots else None
-        if reservation is None and not self._may_park_for(head):
+        """Let the first waiting sequence run, if it can; False: nobody may overtake it."""
+        if not self._has_place_for(head):
             return False
-        while reservation is None:
-            self._park(step, max(self._running, key=_worst_first))
-            reservation = self._try_admit(head)
+        try:
+            ready = self._strands.admit(head)
+        except PlaitError as error:
+            for ended in self._fail(head.request.request_id, (error.code, error.message)):
+                step.finish(ended)
+            return True
+        if not ready:
+            self._waiting.pass_over(head)
+            return True
+        reservation = self._reserve(step, head)
+        if reservation is None:
+            self._strands.release(head)
+            return False
         reservation.commit()
         self._count_admission(head)
         self._waiting.discard(head)
@@ -362,8 +393,24 @@ class Scheduler:
         step.choose(head, min(missing, step.budget, reservation.num_tokens))
         return True
 
+    def _has_place_for(self, head: Sequence) -> bool:
+        if len(self._running) < self._num_slots:
+            return True
+        return _is_better(head, next(reversed(self._running)))
+
+    def _reserve(self, step: _Step, head: Sequence) -> Reservation | None:
+        """A place and blocks, if need be of sequences of worse priority."""
+        reservation = self._try_admit(head) if len(self._running) < self._num_slots else None
+        if reservation is None and not self._may_park_for(head):
+            return None
+        while reservation is None:
+            self._park(step, max(self._running, key=_worst_first))
+            reservation = self._try_admit(head)
+        return reservation
+
     def _try_admit(self, head: Sequence) -> Reservation | None:
-        return self._kv.try_admit(head, hit_limit=self._hit_limit(head), alone=not self._running)
+        hit_limit = self._prompt_rows.hit_limit(head)
+        return self._kv.try_admit(head, hit_limit=hit_limit, alone=not self._running)
 
     def _may_park_for(self, head: Sequence) -> bool:
         """Whether parking only sequences of strictly worse priority makes room for `head`."""
@@ -371,25 +418,15 @@ class Scheduler:
         if not victims:
             return False
         alone = len(victims) == len(self._running)
-        return self._kv.could_admit(
-            head, hit_limit=self._hit_limit(head), alone=alone, victims=victims
-        )
-
-    def _hit_limit(self, sequence: Sequence) -> int:
-        # A row found in the cache is not computed, so it has no prompt logprobs: a request that
-        # wants them takes hits only over rows that have given theirs, so none at first.
-        given = self._prompt_rows.get(sequence.seq_id)
-        if given is None or given >= sequence.num_prompt_tokens - 1:
-            return len(sequence.tokens)
-        return given
+        hit_limit = self._prompt_rows.hit_limit(head)
+        return self._kv.could_admit(head, hit_limit=hit_limit, alone=alone, victims=victims)
 
     def _count_admission(self, sequence: Sequence) -> None:
-        request_id = sequence.request.request_id
-        if request_id not in self._queued:
+        if not self._requests.admitted(sequence.request.request_id):
             return
-        self._queued.discard(request_id)
+        self._shares.charge(sequence, prompt=sequence.num_prompt_tokens)
         sequence.num_cached_tokens = sequence.num_computed_tokens
-        if self._caching and sequence.seq_id not in self._prompt_rows:
+        if self._caching and sequence not in self._prompt_rows:
             self.prefix_queries += sequence.num_prompt_tokens
             self.prefix_hits += sequence.num_cached_tokens
 
@@ -399,7 +436,6 @@ class Scheduler:
         known_end = start + chosen.num_tokens
         end = known_end + len(drafts)
         complete = known_end == len(sequence.tokens) < sequence.max_total_tokens
-        given = self._prompt_rows.get(sequence.seq_id)
         num_blocks = -(-end // self._kv.block_size)
         return Span(
             sequence=sequence,
@@ -408,7 +444,7 @@ class Scheduler:
             num_samples=1 + len(drafts) if complete else 0,
             drafts=drafts,
             block_ids=tuple(tuple(table[:num_blocks]) for table in sequence.block_ids),
-            wants_prompt_logprobs=given is not None and given < _prompt_rows_end(sequence, end),
+            wants_prompt_logprobs=self._prompt_rows.wants(sequence, end),
         )
 
     # --- commit ----------------------------------------------------------------------------------
@@ -432,7 +468,7 @@ class Scheduler:
         # Failures first: they end siblings too, whose results must then not take effect.
         commits: list[Commit] = []
         for span, outcome in current:
-            error = outcome.error or _contradiction(span, outcome)
+            error = outcome.error or contradiction(span, outcome)
             if error is not None:
                 failure = (InternalError.code, error)
                 ended = self._fail(span.sequence.request.request_id, failure)
@@ -446,7 +482,7 @@ class Scheduler:
         sequence = span.sequence
         sequence.drafts.clear()
         sequence.num_computed_tokens = span.start + span.num_tokens - len(span.drafts)
-        prompt_logprobs = self._new_prompt_logprobs(span, outcome)
+        prompt_logprobs = self._prompt_rows.take(span, outcome)
         ending: tuple[FinishReason, int | str | None] | None = None
         num_appended = 0
         for token in outcome.token_ids:
@@ -459,6 +495,7 @@ class Scheduler:
                 break
         if not outcome.token_ids:
             ending = self._at_length(sequence)
+        self._shares.charge(sequence, output=num_appended)
         self._settle(sequence)
         if ending is not None:
             self._finish(sequence, ending[0], stop_reason=ending[1])
@@ -480,39 +517,30 @@ class Scheduler:
         full = len(sequence.tokens) >= wanted and sequence.num_computed_tokens >= computed
         return (FinishReason.LENGTH, None) if full else None
 
-    def _new_prompt_logprobs(self, span: Span, outcome: SpanResult) -> tuple[TokenLogprobs, ...]:
-        given = self._prompt_rows.get(span.sequence.seq_id)
-        if given is None or not span.wants_prompt_logprobs:
-            return ()
-        end = _prompt_rows_end(span.sequence, span.start + span.num_tokens)
-        self._prompt_rows[span.sequence.seq_id] = end
-        # After parking, rows may be computed again whose logprobs were given before.
-        return outcome.prompt_logprobs[given - span.start :]
-
     def _settle(self, sequence: Sequence) -> None:
         self._kv.settle(sequence)
         is_leader = sequence.index == 0 and sequence.request.params.n > 1
         if not is_leader or sequence.num_computed_tokens < sequence.num_prompt_tokens:
             return
-        siblings = [
-            s
-            for s in self._requests[sequence.request.request_id]
-            if s.state is SequenceState.FORKING
-        ]
+        same = self._requests.sequences(sequence.request.request_id)
+        siblings = [s for s in same if s.state is SequenceState.FORKING]
         if not siblings:
             return
         self._kv.fork(sequence, siblings)
         for sibling in siblings:
             sibling.state = SequenceState.WAITING
             sibling.num_cached_tokens = sequence.num_cached_tokens
-            self._waiting.add(sibling)
+            self._waiting.add(sibling, resumed=True)
 
     # --- integrity -------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless all states, queues, tables and pools agree."""
-        sequences = list(self._unfinished())
+        sequences = self._requests.unfinished()
+        self._requests.check_integrity()
         self._kv.check_integrity(sequences)
+        self._shares.check_integrity(sequences)
+        self._strands.check_integrity(self._running)
         assert len(self._running) <= self._num_slots, "too many run"
         for sequence in sequences:
             state = sequence.state
@@ -523,7 +551,6 @@ class Scheduler:
             assert sequence.num_computed_tokens < len(sequence.tokens), "nothing left to compute"
             assert len(sequence.tokens) <= sequence.max_total_tokens, "too long"
         assert len(sequences) == self.num_unfinished, "miscounted"
-        assert self._queued <= self._requests.keys(), "an ended request is queued"
 
 
 def _is_better(one: Sequence, other: Sequence) -> bool:
@@ -534,22 +561,3 @@ def _worst_first(sequence: Sequence) -> tuple[int, int, int, int]:
     """The greatest is parked first: worst priority, then least work to lose, then latest."""
     computed = sequence.num_computed_tokens
     return (sequence.request.priority, -computed, sequence.arrival, sequence.index)
-
-
-def _prompt_rows_end(sequence: Sequence, end: int) -> int:
-    """Rows before this have a next token in the prompt, for a span that ends at `end`."""
-    return min(end, sequence.num_prompt_tokens - 1)
-
-
-def _contradiction(span: Span, outcome: SpanResult) -> str | None:
-    """Why a result cannot be one of this span, or None."""
-    tokens, rows = outcome.token_ids, 0
-    if span.wants_prompt_logprobs:
-        rows = _prompt_rows_end(span.sequence, span.start + span.num_tokens) - span.start
-    if rows != len(outcome.prompt_logprobs):
-        return f"{len(outcome.prompt_logprobs)} prompt logprobs came back for {rows} rows"
-    if bool(tokens) != bool(span.num_samples) or len(tokens) > span.num_samples:
-        return f"{len(tokens)} tokens came back for {span.num_samples} sampled rows"
-    if tokens[:-1] != span.drafts[: len(tokens) - 1 if tokens else 0]:
-        return "accepted tokens are not the drafts that were verified"
-    return None

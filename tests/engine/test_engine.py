@@ -143,7 +143,7 @@ def test_text_that_cannot_be_made_ends_its_request_alone() -> None:
     engine, _ = make_engine()
     engine.add(request("bad", [3, 59]))
     engine.add(request("good", [3, 4]))
-    for sequence in engine.scheduler._requests["bad"]:
+    for sequence in engine.scheduler._requests.sequences("bad"):
         sequence.text = BrokenText()
     events = run(engine)
     assert events["bad", 0][-1].error is not None

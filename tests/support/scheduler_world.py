@@ -263,8 +263,9 @@ class World:
         assert self.scheduler.kv_usage == 0.0
         scheduler, kv = self.scheduler, self.kv
         assert (scheduler.num_waiting, scheduler.num_running) == (0, 0)
-        for kept in (scheduler._requests, scheduler._queued, scheduler._prompt_rows, kv._records):
-            assert not kept, "something of an ended sequence is kept"
+        for kept in (scheduler._requests, scheduler._prompt_rows, kv._records):
+            assert not len(kept), "something of an ended sequence is kept"
+        assert not scheduler._requests.num_queued
         return steps
 
     # --- checks ----------------------------------------------------------------------------------

@@ -1,0 +1,173 @@
+"""Which waiting sequence is next: by priority, then fair shares between flows, then arrival.
+
+A *flow* is what one tenant asks of one set of adapters. Each has a virtual counter of the work it
+was given: prompt tokens, plus twice the generated ones, over the tenant's share (the prices of
+VTC, Sheng et al. 2024). Of the best priority, those that ran before go on first, by arrival; then
+the first of the flow with the smallest counter. Within a flow order is by arrival, so a single
+flow is served as if there were none.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from plait.platform.ordering import OrderedSequences
+
+if TYPE_CHECKING:
+    from plait.platform.core import Sequence
+
+PROMPT_PRICE = 1.0
+OUTPUT_PRICE = 2.0  # a generated token takes a row of a step to itself
+MAX_IDLE_FLOWS = 4096  # whose debts are remembered
+
+Flow = tuple[str, tuple[str, ...]]
+_Entry = tuple[int, float, int, Flow]  # priority, counter, arrival of the first
+
+
+def flow_of(sequence: Sequence) -> Flow:
+    """Tenant and generations of a sequence."""
+    request = sequence.request
+    return request.tenant, tuple(use.generation for use in request.adapters)
+
+
+class FairShares:
+    """The virtual counters of all flows that have unfinished sequences, and debts of some others.
+
+    A flow that comes back starts at the smallest counter of those that are there, or where it
+    stopped if that is more: neither absence nor a short one gains it anything.
+    """
+
+    def __init__(self) -> None:
+        self._counters: dict[Flow, float] = {}
+        self._num_sequences: dict[Flow, int] = {}  # unfinished ones, of active flows
+        self._idle: dict[Flow, float] = {}  # oldest first
+
+    def counter(self, flow: Flow) -> float:
+        """The work that an active flow was given."""
+        return self._counters[flow]
+
+    def open(self, sequence: Sequence) -> None:
+        """A new sequence came."""
+        flow = flow_of(sequence)
+        if flow not in self._num_sequences:
+            least = min(self._counters.values(), default=0.0)
+            self._counters[flow] = max(self._idle.pop(flow, 0.0), least)
+            self._num_sequences[flow] = 0
+        self._num_sequences[flow] += 1
+
+    def close(self, sequence: Sequence) -> None:
+        """A sequence ended."""
+        flow = flow_of(sequence)
+        self._num_sequences[flow] -= 1
+        if self._num_sequences[flow]:
+            return
+        del self._num_sequences[flow]
+        counter = self._counters.pop(flow)
+        if not self._counters:
+            self._idle.clear()  # nobody is left to be ahead of
+            return
+        if counter > min(self._counters.values()):
+            self._idle[flow] = counter
+            if len(self._idle) > MAX_IDLE_FLOWS:
+                del self._idle[next(iter(self._idle))]
+
+    def charge(self, sequence: Sequence, *, prompt: int = 0, output: int = 0) -> None:
+        """Count work of an unfinished sequence."""
+        work = PROMPT_PRICE * prompt + OUTPUT_PRICE * output
+        self._counters[flow_of(sequence)] += work / sequence.request.share
+
+    def check_integrity(self, unfinished: list[Sequence]) -> None:
+        """Raise AssertionError unless the active flows are those of the unfinished sequences."""
+        counts: dict[Flow, int] = {}
+        for sequence in unfinished:
+            flow = flow_of(sequence)
+            counts[flow] = counts.get(flow, 0) + 1
+        assert counts == self._num_sequences, "flows miscounted"
+        assert counts.keys() == self._counters.keys(), "counters of other flows"
+
+
+class WaitingSequences:
+    """All sequences that wait for a place; `first` says who is next in this step.
+
+    Sequences that ran before, and siblings of such, are `resumed`; others are new.
+    """
+
+    def __init__(self, shares: FairShares) -> None:
+        self._shares = shares
+        self._resumed = OrderedSequences()
+        self._new: dict[tuple[int, Flow], dict[int, Sequence]] = {}  # each by arrival
+        self._blocked: set[Flow] = set()
+        # Flows of new sequences, built once a step; counters only grow until it is built anew.
+        self._heap: list[_Entry] | None = None
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        queue = self._new.get((sequence.request.priority, flow_of(sequence)), {})
+        return sequence.seq_id in queue or sequence in self._resumed
+
+    def add(self, sequence: Sequence, *, resumed: bool) -> None:
+        """Let a sequence wait; a new one has arrived after all others."""
+        if resumed:
+            self._resumed.add(sequence)
+            return
+        key = (sequence.request.priority, flow_of(sequence))
+        self._new.setdefault(key, {})[sequence.seq_id] = sequence
+        self._heap = None
+
+    def discard(self, sequence: Sequence) -> None:
+        """Remove a sequence if it is here."""
+        self._resumed.discard(sequence)
+        key = (sequence.request.priority, flow_of(sequence))
+        queue = self._new.get(key)
+        if queue is None:
+            return
+        queue.pop(sequence.seq_id, None)
+        if not queue:
+            del self._new[key]
+
+    def begin(self) -> None:
+        """A step begins: counters have moved on, and nobody is passed over."""
+        self._blocked.clear()
+        self._heap = None
+
+    def pass_over(self, sequence: Sequence) -> None:
+        """Leave out a sequence, and what is after it in its flow, for the rest of the step."""
+        self._blocked.add(flow_of(sequence))
+
+    @property
+    def num_passed_over(self) -> int:
+        """Flows that were passed over in this step."""
+        return len(self._blocked)
+
+    def first(self) -> Sequence | None:
+        """The next to be served, or None if none is left in this step."""
+        resumed = self._first_resumed()
+        new = self._first_new()
+        if resumed is None or new is None:
+            return resumed or new
+        return resumed if resumed.request.priority <= new.request.priority else new
+
+    def _first_resumed(self) -> Sequence | None:
+        if not self._blocked:
+            return self._resumed.first()
+        return next((s for s in self._resumed if flow_of(s) not in self._blocked), None)
+
+    def _first_new(self) -> Sequence | None:
+        if self._heap is None:
+            self._heap = [self._entry(*key) for key in self._new]
+            heapq.heapify(self._heap)
+        entries = self._heap
+        while entries:
+            priority, _, _, flow = entry = entries[0]
+            if (priority, flow) not in self._new or flow in self._blocked:
+                heapq.heappop(entries)
+                continue
+            current = self._entry(priority, flow)
+            if entry == current:
+                return next(iter(self._new[priority, flow].values()))
+            heapq.heapreplace(entries, current)
+        return None
+
+    def _entry(self, priority: int, flow: Flow) -> _Entry:
+        head = next(iter(self._new[priority, flow].values()))
+        return priority, self._shares.counter(flow), head.arrival, flow
