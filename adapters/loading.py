@@ -1,0 +1,174 @@
+"""From a directory to an `Adapter`: read, matched with the model's sites, checked, reported.
+
+May run on any thread beside others: it keeps no state and changes no setting of torch. Data are
+read once, into the tensors that the adapter keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+from torch import Tensor
+
+from plait.adapters.adapter import Adapter, LowRank
+from plait.adapters.digests import kv_digest, tower_digest
+from plait.adapters.experts import join_halves, split_experts
+from plait.adapters.files import (
+    ADDED_TOKENS,
+    BUNDLE,
+    CONFIG,
+    WEIGHTS,
+    FileLimits,
+    open_directory,
+    open_weights,
+    read_header,
+    read_small,
+)
+from plait.adapters.identity import generation_of
+from plait.adapters.info import AdapterInfo, LoadReport
+from plait.adapters.peft_config import PeftConfig, parse_config
+from plait.adapters.plan import Layout, LowRankPlan, Plan, make_plan
+from plait.adapters.report import changes_nothing, make_report, num_bytes
+from plait.adapters.sites import ModelSites
+from plait.adapters.tables import BaseWeight, make_tables
+from plait.adapters.tensors import not_finite, read_tensors
+from plait.platform.errors import AdapterStorageFailed, InvalidAdapter
+
+
+def load_adapter(
+    generation: str,
+    directory: Path,
+    sites: ModelSites,
+    *,
+    max_rank: int,
+    allow_zero_delta: bool = False,
+    base_weight: BaseWeight | None = None,
+) -> Adapter:
+    """Read the adapter of `generation` from its directory, whole or not at all.
+
+    PEFT saves an embedding's or head's base weight beside its LoRA. Given `base_weight`, what is
+    as in the base is dropped, and a few changed rows are kept as rows; else it is kept whole.
+
+    Raises kinds of `AdapterError`, with a `report` as far as it came.
+    """
+    files = _read(generation, directory, sites, max_rank)
+    broken = not_finite(files.tensors)
+    if broken:
+        raise InvalidAdapter(
+            f"{len(broken)} tensors hold NaN or infinity, such as {broken[0]}",
+            report=LoadReport(num_tensors=len(files.tensors), not_finite=broken),
+        )
+    adapter = _make(generation, files, max_rank, base_weight, sites)
+    if changes_nothing(adapter) and not allow_zero_delta:
+        raise InvalidAdapter(
+            "the adapter changes nothing: every change in it is zero, as before training; "
+            "allow_zero_delta loads it all the same",
+            report=adapter.info.report,
+        )
+    return adapter
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What a directory holds."""
+
+    config: PeftConfig
+    plan: Plan
+    tensors: Mapping[str, Tensor]
+
+
+def _read(generation: str, directory: Path, sites: ModelSites, max_rank: int) -> _Files:
+    limits = FileLimits()
+    with open_directory(directory) as folder:
+        small: dict[str, bytes] = {}
+        for name in (CONFIG, BUNDLE, ADDED_TOKENS):
+            try:
+                small[name] = read_small(folder, name, limit=limits.config_bytes)
+            except FileNotFoundError:
+                if name == CONFIG:
+                    raise InvalidAdapter(f"{CONFIG} is missing") from None
+        config = parse_config(small[CONFIG], limits)
+        with open_weights(folder, limits) as file:
+            raw, header = read_header(file, limits)
+            plan = make_plan(config, header, sites, max_rank=max_rank)
+            tensors, weights_digest = read_tensors(file, raw, header)
+    # The store names a directory by what is in it.
+    if directory.name == generation and len(generation) == 64:
+        digests = {name: sha256(data).hexdigest() for name, data in small.items()}
+        if generation_of({**digests, WEIGHTS: weights_digest}) != generation:
+            raise AdapterStorageFailed("the stored adapter is not what was stored; load it again")
+    return _Files(config, plan, tensors)
+
+
+def _make(
+    generation: str,
+    files: _Files,
+    max_rank: int,
+    base_weight: BaseWeight | None,
+    sites: ModelSites,
+) -> Adapter:
+    low_rank = _low_rank(files.plan, files.tensors, max_rank)
+    with_low_rank = {part.site.name for part in low_rank}
+    tables = make_tables(files.plan, files.tensors, with_low_rank, base_weight)
+    adapter = Adapter(
+        info=AdapterInfo(generation=generation, report=LoadReport()),
+        low_rank=tuple(low_rank),
+        rows=tables.rows,
+        wholes=tables.wholes,
+    )
+    report = make_report(
+        adapter,
+        num_tensors=len(files.tensors),
+        table_norms=tables.norms,
+        changes_vocabulary=files.plan.vocab_size is not None,
+        warnings=(*files.plan.warnings, *_other_base(files.config, sites)),
+    )
+    info = AdapterInfo(
+        generation=generation,
+        report=report,
+        kv_digest=kv_digest(adapter),
+        tower_digest=tower_digest(adapter),
+        invocation_token_ids=files.config.invocation_tokens,
+        vocab_size=files.plan.vocab_size,
+        has_dora=any(part.magnitude is not None for part in low_rank),
+        num_bytes=num_bytes(adapter),
+        base_model=files.config.base_model,
+    )
+    return replace(adapter, info=info)
+
+
+def _other_base(config: PeftConfig, sites: ModelSites) -> Iterator[str]:
+    name = config.base_model.rstrip("/").rpartition("/")[2]
+    if name and name.lower() != sites.model_name.rpartition("/")[2].lower():
+        yield f"the adapter was trained on {name!r}, and {sites.model_name!r} is served"
+
+
+def _low_rank(plan: Plan, tensors: Mapping[str, Tensor], max_rank: int) -> list[LowRank]:
+    halves = [p for p in plan.low_rank if p.target.half is not None]
+    parts = [
+        part for each in plan.low_rank if each.target.half is None for part in _parts(each, tensors)
+    ]
+    joined = join_halves(
+        ((p.target.half or 0, part) for p in halves for part in _parts(p, tensors)), max_rank
+    )
+    return parts + joined
+
+
+def _parts(plan: LowRankPlan, tensors: Mapping[str, Tensor]) -> list[LowRank]:
+    a, b = tensors[plan.a], tensors[plan.b]
+    if plan.layout is not Layout.PLAIN:
+        return split_experts(plan, a, b)
+    return [
+        LowRank(
+            site=plan.target.site,
+            a=a,
+            b=b,
+            scale=plan.scale,
+            b_bias=tensors[plan.b_bias] if plan.b_bias else None,
+            magnitude=tensors[plan.magnitude] if plan.magnitude else None,
+            expert=plan.target.expert,
+        )
+    ]

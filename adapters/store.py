@@ -1,0 +1,214 @@
+"""Copies of adapters under the hash of their content, so that what is loaded is what was named.
+
+    <root>/<generation>/adapter_config.json, adapter_model.safetensors[, …]
+
+A source is read once, through descriptors, and hashed while it is copied: whatever happens to it
+later, a generation stays what it is, also when the engine is started anew. Knows no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from plait.adapters.bundle import Bundle, parse_bundle
+from plait.adapters.files import (
+    ADDED_TOKENS,
+    BUNDLE,
+    CONFIG,
+    WEIGHTS,
+    FileLimits,
+    copy,
+    open_directory,
+    open_weights,
+    parse_json,
+    read_header,
+    read_small,
+    write,
+)
+from plait.adapters.identity import generation_of
+from plait.adapters.peft_config import PeftConfig, parse_config
+from plait.platform.errors import AdapterFileTooLarge, AdapterStorageFailed, InvalidAdapter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAdapter:
+    """One generation on disk, its files checked as far as they can be without the model."""
+
+    generation: str
+    directory: Path
+    num_bytes: int
+    config: PeftConfig
+    bundle: Bundle | None = None
+    added_tokens: Mapping[str, int] = field(default_factory=dict)  # text → id
+
+    @property
+    def base_model(self) -> str:
+        """The base that the config names."""
+        return self.config.base_model
+
+    @property
+    def rank(self) -> int:
+        """The largest rank that the config names."""
+        return self.config.max_rank
+
+
+class AdapterStore:
+    """A private directory of generations. Any thread may call.
+
+    Equal bytes are stored once. Each `add_…` takes one hold on its generation and each `remove`
+    gives one back; with the last hold the files go.
+    """
+
+    def __init__(self, root: Path, limits: FileLimits | None = None) -> None:
+        """Use `root`, which becomes this process's own; what is left there is deleted."""
+        self._root = root
+        self._limits = limits or FileLimits()
+        self._holds: dict[str, int] = {}
+        self._lock = threading.Lock()
+        with _storing():
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            root.chmod(0o700)
+            for left in root.iterdir():
+                _delete(left)
+
+    def add_directory(self, source: Path, *, inside: Path | None = None) -> StoredAdapter:
+        """Store the adapter in a directory; with `inside`, only one that truly lies there.
+
+        Raises `InvalidAdapter` and the kinds of `AdapterError` about paths and files.
+        """
+        follow = inside is None
+        with open_directory(source, inside=inside) as folder:
+            small = {}
+            for name in (CONFIG, BUNDLE, ADDED_TOKENS):
+                limit = self._limits.config_bytes if name == CONFIG else self._limits.bundle_bytes
+                with contextlib.suppress(FileNotFoundError):
+                    small[name] = read_small(folder, name, limit=limit, follow_links=follow)
+            with open_weights(folder, self._limits, follow_links=follow) as weights:
+                return self._add(small, weights)
+
+    def add_tensors(self, config: Mapping[str, Any] | bytes, weights: bytes) -> StoredAdapter:
+        """Store an adapter given as a config and the bytes of a safetensors file."""
+        raw = config if isinstance(config, bytes) else _as_json(config)
+        for size, limit in (
+            (len(raw), self._limits.config_bytes),
+            (len(weights), self._limits.weights_bytes),
+        ):
+            if size > limit:
+                raise AdapterFileTooLarge(f"{size:,} bytes; at most {limit:,} are read")
+        return self._add({CONFIG: raw}, BytesIO(weights), size=len(weights))
+
+    def remove(self, generation: str) -> None:
+        """Give one hold back."""
+        with self._lock:
+            left = self._holds.get(generation, 0) - 1
+            if left > 0:
+                self._holds[generation] = left
+                return
+            if self._holds.pop(generation, None) is not None:
+                _delete(self._root / generation)
+
+    def close(self) -> None:
+        """Delete everything."""
+        with self._lock:
+            self._holds.clear()
+            _delete(self._root)
+
+    def _add(
+        self, small: Mapping[str, bytes], weights: BinaryIO, *, size: int | None = None
+    ) -> StoredAdapter:
+        if CONFIG not in small:
+            raise InvalidAdapter(f"{CONFIG} is missing")
+        config = parse_config(small[CONFIG], self._limits)
+        bundle = parse_bundle(small[BUNDLE], self._limits) if BUNDLE in small else None
+        tokens = _added_tokens(small.get(ADDED_TOKENS), self._limits)
+        size = os.fstat(weights.fileno()).st_size if size is None else size
+        with self._incoming() as folder:
+            digests = {name: sha256(data).hexdigest() for name, data in small.items()}
+            for name, data in small.items():
+                with _storing():
+                    (folder / name).write_bytes(data)
+            digests[WEIGHTS] = self._copy_weights(weights, size, folder / WEIGHTS)
+            generation = generation_of(digests)
+            self._publish(folder, generation)
+        return StoredAdapter(
+            generation=generation,
+            directory=self._root / generation,
+            num_bytes=size + sum(map(len, small.values())),
+            config=config,
+            bundle=bundle,
+            added_tokens=tokens,
+        )
+
+    def _copy_weights(self, source: BinaryIO, size: int, path: Path) -> str:
+        raw, _ = read_header(source, self._limits, size)
+        digest = sha256(raw)
+        with _storing(), path.open("xb") as target:
+            write(target, raw)
+            copy(source, target, size - len(raw), digest.update)
+        return digest.hexdigest()
+
+    @contextlib.contextmanager
+    def _incoming(self) -> Iterator[Path]:
+        """A directory to fill; what is still there afterwards is deleted."""
+        folder = self._root / f"incoming-{uuid.uuid4().hex}"
+        with _storing():
+            folder.mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            _delete(folder)
+
+    def _publish(self, folder: Path, generation: str) -> None:
+        with self._lock:
+            if generation not in self._holds:
+                with _storing():
+                    folder.rename(self._root / generation)
+            self._holds[generation] = self._holds.get(generation, 0) + 1
+
+
+@contextlib.contextmanager
+def _storing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise AdapterStorageFailed(f"the store cannot be written: {error.strerror}") from None
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _as_json(config: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(config, sort_keys=True, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidAdapter(f"the config cannot be written as JSON: {error}") from None
+
+
+def _added_tokens(data: bytes | None, limits: FileLimits) -> Mapping[str, int]:
+    tokens = {} if data is None else parse_json(data, ADDED_TOKENS, limits)
+    if (
+        not isinstance(tokens, dict)
+        or not all(
+            isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in tokens.values()
+        )
+        or len(set(tokens.values())) != len(tokens)
+        or "" in tokens
+    ):
+        raise InvalidAdapter(f"{ADDED_TOKENS} maps each token's text to an id of its own")
+    return tokens
