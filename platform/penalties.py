@@ -54,7 +54,7 @@ class Histories:
         if history is None or history.sequence is not seq:
             # Placeholders of images may lie outside the vocabulary.
             prompt = np.unique(np.array(seq.request.prompt_token_ids, np.int64))
-            history = History(seq, prompt[prompt < self._vocab_size])
+            history = History(seq, prompt[prompt < (seq.request.vocab_size or self._vocab_size)])
         self._histories[seq.seq_id] = history
         if len(self._histories) > _MAX_HISTORIES:
             self._histories.popitem(last=False)

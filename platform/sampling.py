@@ -11,6 +11,7 @@ its neighbours. A greedy row without further options costs its argmax and nothin
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ Floats = npt.NDArray[np.float32]
 MAX_LOGIT_ROWS = 64  # made at a time: bounds the memory of logits, above all of prompt logprobs
 # Lower temperatures act as this one: a logit ahead by 0.01 is then ahead by 100 nats.
 MIN_TEMPERATURE = 1e-4
+_MAX_WIDTHS = 8  # of vocabularies widened by adapters, whose noise is kept
 
 
 class _NoToken(Exception):
@@ -44,13 +46,15 @@ class _NoToken(Exception):
 class Sampler:
     """Samples, verifies drafts and takes logprobs for one model's vocabulary.
 
-    Ids at or above `vocab_size` are never chosen, though the logits may be wider (padded).
+    Ids at or above `vocab_size`, or above that of a request whose adapters add tokens, are never
+    chosen, though the logits may be wider (padded, or made for a neighbour with more tokens).
     """
 
     def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._noise = Noise(vocab_size)
+        self._wider_noise = functools.lru_cache(maxsize=_MAX_WIDTHS)(Noise)
         self._histories = penalties.Histories(vocab_size)
 
     def sample(
@@ -68,8 +72,9 @@ class Sampler:
                 logits = iter(self._logits(hidden, rows, executor))
                 for s in group:
                     span = plan.spans[s]
+                    width = self._width(span.sequence)
                     results[s] = self._guarded(
-                        span, [next(logits) for _ in range(span.num_samples)]
+                        span, [next(logits)[:width] for _ in range(span.num_samples)]
                     )
             for s, span in enumerate(plan.spans):
                 if span.wants_prompt_logprobs and results[s].error is None:
@@ -79,8 +84,16 @@ class Sampler:
         return StepResult(spans=tuple(results))
 
     def _logits(self, hidden: torch.Tensor, rows: np.ndarray, executor: Executor) -> Floats:
-        logits: Floats = executor.logits(hidden, rows).cpu().numpy()[:, : self._vocab_size]
+        logits: Floats = executor.logits(hidden, rows).cpu().numpy()
         return logits
+
+    def _width(self, seq: Sequence) -> int:
+        """How many tokens `seq` may choose from; wider rows are cut to it."""
+        return seq.request.vocab_size or self._vocab_size
+
+    def _noise_of(self, width: int) -> Noise:
+        """Noise of so many tokens; each token's is the same in all."""
+        return self._noise if width == self._vocab_size else self._wider_noise(width)
 
     def _guarded(self, span: Span, rows: list[Floats]) -> SpanResult:
         try:
@@ -118,10 +131,11 @@ class Sampler:
             return best
         key = stream_key(seq.seed, seq.index, len(seq.tokens) + len(drafts))
         temperature = max(params.temperature, MIN_TEMPERATURE)
+        noise = self._noise_of(len(row))
         ids = kept_tokens(row, temperature, params.top_k, params.top_p, params.min_p)
         if ids is None:
-            return gumbel_argmax(self._noise, key, row, temperature)
-        return int(ids[gumbel_argmax(self._noise, key, row[ids], temperature, ids)])
+            return gumbel_argmax(noise, key, row, temperature)
+        return int(ids[gumbel_argmax(noise, key, row[ids], temperature, ids)])
 
     def _prompt_logprobs(
         self, span: Span, first_row: int, hidden: torch.Tensor, executor: Executor
@@ -133,12 +147,12 @@ class Sampler:
         prompt = span.sequence.request.prompt_token_ids
         num_top = span.sequence.request.params.prompt_logprobs or 0
         end = min(span.num_tokens, len(prompt) - 1 - span.start)
+        width = self._width(span.sequence)
         found: list[TokenLogprobs] = []
         for begin in range(0, end, MAX_LOGIT_ROWS):
             offsets = np.arange(begin, min(begin + MAX_LOGIT_ROWS, end))
-            for offset, row in zip(
-                offsets, self._logits(hidden, first_row + offsets, executor), strict=True
-            ):
+            logits = self._logits(hidden, first_row + offsets, executor)[:, :width]
+            for offset, row in zip(offsets, logits, strict=True):
                 token = prompt[span.start + int(offset) + 1]
                 if not np.isfinite(row.max()):
                     return _NOT_FINITE

@@ -24,6 +24,7 @@ from plait.platform.model.leaves import Linear, LinearSlice, PackedTable, RMSNor
 from plait.platform.model.merge import Leaves, replace_leaves, separate
 from plait.platform.model.probe import LayerAttention, probe_attention
 from plait.platform.model.rope import divide_frequencies, fix_frequencies
+from plait.platform.model.sites import Places, find_places
 from plait.platform.model.source import Checkpoint
 from plait.platform.model.weights import (
     LoadPlan,
@@ -48,6 +49,7 @@ class Skeleton:
     plan: LoadPlan
     parameters: Mapping[str, Tensor]  # meta tensors of everything a checkpoint may hold
     vocab_size: int  # width of the logits
+    places: Places  # what adapters can change
 
     @property
     def backbone(self) -> Any:
@@ -97,6 +99,7 @@ def build_skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
         plan=plan,
         parameters=parameters,
         vocab_size=_probe_head(model, head),
+        places=find_places(model, leaves, layers, plan.tied),
     )
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plait.adapters.adapter import Adapter
 from plait.platform.batch import StepBatch
 from plait.platform.config import CacheConfig, KVGroup, ModelInfo
 from plait.platform.kv.pages import create_pages
+from plait.platform.model.adapters import ModelAdapters
 from plait.platform.model.attention import GroupStep, PagedSite, StepContext
 from plait.platform.model.build import Skeleton
 
@@ -27,6 +29,9 @@ class TorchExecutor:
         self.leaves = skeleton.leaves
         self._backbone: Any = skeleton.backbone
         self._head: Any = skeleton.head
+        dtype = skeleton.model.config.dtype
+        self._adapters = ModelAdapters(skeleton.places, dtype, model.vocab_size)
+        self.sites = skeleton.places.sites(vocab_size=model.vocab_size, model_name=model.name)
         nothing = torch.empty(0, dtype=torch.int32)
         self._step = StepContext([], nothing, nothing)
         self._attach(skeleton)
@@ -53,7 +58,7 @@ class TorchExecutor:
         """Hidden rows `[T, D]` after the final norm; K and V of every row are written."""
         self._step.begin(batch)
         output = self._backbone(
-            input_ids=torch.from_numpy(batch.token_ids)[None],
+            input_ids=self._adapters.begin(batch)[None],
             position_ids=torch.from_numpy(batch.positions)[None],
             use_cache=False,
         )
@@ -64,6 +69,16 @@ class TorchExecutor:
     @torch.inference_mode()
     def logits(self, hidden: Tensor, rows: np.ndarray) -> Tensor:
         """Logits `[R, V]` in fp32 for `rows`, as the family's own head computes them."""
-        picked = hidden[torch.from_numpy(rows)]
-        logits: Tensor = self._head(inputs_embeds=picked[None], use_cache=False).logits[0]
-        return logits.float()
+        return self._adapters.logits(self._head, hidden, rows)
+
+    def adapter_bytes(self, adapter: Adapter) -> int:
+        """Bytes that `place_adapter` will take; exact."""
+        return self._adapters.num_bytes(adapter)
+
+    def place_adapter(self, adapter: Adapter) -> None:
+        """Make a generation ready for steps; may run beside one, on another thread."""
+        self._adapters.place(adapter)
+
+    def remove_adapter(self, generation: str) -> None:
+        """Free a placed generation, between steps."""
+        self._adapters.remove(generation)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
 from plait.platform.errors import ModelUnsupported
+from plait.platform.model.adapter_step import ExpertsStep
 from plait.platform.model.mlp import activation_name
 from plait.platform.ops.gated_activation import gated_activation
 from plait.platform.ops.linear import PackedWeight, linear, pack_linear
@@ -30,6 +31,11 @@ def register() -> None:
 def is_experts(module: nn.Module) -> bool:
     """Is this a module that calls the experts interface?"""
     return hasattr(module, "_is_expert_parallel") and hasattr(module, "is_transposed")
+
+
+def projections(module: Any) -> tuple[str, str]:
+    """Names of an experts module's two projections."""
+    return ("gate_up_proj" if module.has_gate else "up_proj"), "down_proj"
 
 
 class PackedExperts:
@@ -54,30 +60,36 @@ def experts_forward(
     if hidden_states.is_meta:
         return torch.empty_like(hidden_states)
     num_rows, top_k = top_k_index.shape
-    up_name = "gate_up_proj" if module.has_gate else "up_proj"
+    up_name, down_name = projections(module)
     up: PackedExperts = getattr(module, up_name)
-    down: PackedExperts = module.down_proj
+    down: PackedExperts = getattr(module, down_name)
     up_bias = getattr(module, f"{up_name}_bias") if module.has_bias else None
     down_bias = module.down_proj_bias if module.has_bias else None
 
     order = top_k_index.reshape(-1).argsort(stable=True)  # slots, grouped by expert
     counts = torch.bincount(top_k_index.reshape(-1), minlength=len(up.experts)).tolist()
-    rows = hidden_states[order // top_k]
+    row_of_slot = order // top_k
+    rows = hidden_states[row_of_slot]
     answers = torch.empty((num_rows * top_k, hidden_states.shape[1]), dtype=hidden_states.dtype)
     activate = _activation(module)
+    step: ExpertsStep | None = module.__dict__.get("adapters")
+    adapters = None if step is None else step.run(num_rows, row_of_slot, counts)
     start = 0
     for expert, count in enumerate(counts):
         if count == 0:
             continue
         end = start + count
-        inner = linear(
-            rows[start:end], up.experts[expert], None if up_bias is None else up_bias[expert]
+        x = rows[start:end]
+        inner = linear(x, up.experts[expert], None if up_bias is None else up_bias[expert])
+        if adapters is not None:
+            adapters.change_up(inner, x, expert)
+        inner = activate(inner)
+        answer = linear(
+            inner, down.experts[expert], None if down_bias is None else down_bias[expert]
         )
-        answers[order[start:end]] = linear(
-            activate(inner),
-            down.experts[expert],
-            None if down_bias is None else down_bias[expert],
-        )
+        if adapters is not None:
+            adapters.change_down(answer, inner, expert)
+        answers[order[start:end]] = answer
         start = end
     return _weighted_sum(answers.view(num_rows, top_k, -1), top_k_weights, hidden_states.dtype)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plait.platform.model.adapter_step import NO_ADAPTERS, LeafStep
 from plait.platform.ops.linear import TILE_OUTPUTS, PackedWeight, linear, pack_linear
 from plait.platform.ops.rms_norm import rms_norm
 
@@ -34,6 +35,9 @@ class Linear(nn.Module):
         self.out_dtype: torch.dtype | None = None  # None: that of the input
         self.packed = None
         self.bias = None
+        self.rows_probed: set[int] = set()  # how many rows it was called with on meta tensors
+        self.adapters: LeafStep = NO_ADAPTERS
+        self.number = -1  # among the leaves that adapters can change
 
     def set_weight(self, weight: Tensor) -> None:
         """Pack `weight` `[out_features, in_features]`."""
@@ -46,9 +50,13 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Rows in, rows out; the result of a row never depends on the other rows."""
         if self.packed is None:
+            self.rows_probed.add(x.shape[:-1].numel())
             shape = (*x.shape[:-1], self.out_features)
             return torch.empty(shape, dtype=self.out_dtype or x.dtype, device="meta")
-        return linear(x, self.packed, self.bias, out_dtype=self.out_dtype)
+        out = linear(x, self.packed, self.bias, out_dtype=self.out_dtype)
+        if self.adapters.segments is not None:
+            return self.adapters.change(out, x, self.number)
+        return out
 
 
 def _stand_in(out_features: int, in_features: int, dtype: torch.dtype) -> Tensor:

@@ -119,6 +119,7 @@ def separate(model: nn.Module, owner: MergedLinear, leaves: Leaves) -> None:
         leaf = Linear(
             whole.in_features, end - start, has_bias=whole.has_bias, dtype=whole.weight.dtype
         )
+        leaf.rows_probed = whole.rows_probed
         leaves.sites[name] = Site(leaf=leaf, start=0, end=end - start)
         parent_name, _, child_name = name.rpartition(".")
         setattr(model.get_submodule(parent_name), child_name, leaf)

@@ -23,7 +23,7 @@ from plait.platform.model.attention import attention_forward
 from plait.platform.model.rope import held_frequencies
 
 _PROBE_NAME = "plait_probe"
-_ROWS = 2
+NUM_ROWS = 2  # of the probe's one forward
 _SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 # Attention arguments that we honour, or that mean nothing when serving.
 _KNOWN_OPTIONS = frozenset(
@@ -73,9 +73,9 @@ class _Recorder:
         self, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
     ) -> Tensor:
         _refuse_options(self.name, options)
-        if query.shape[0] != 1 or query.shape[2] != _ROWS or key.shape[2] != _ROWS:
+        if query.shape[0] != 1 or query.shape[2] != NUM_ROWS or key.shape[2] != NUM_ROWS:
             raise ModelUnsupported(
-                f"{self.name} attends over {tuple(key.shape)} for {_ROWS} rows: only "
+                f"{self.name} attends over {tuple(key.shape)} for {NUM_ROWS} rows: only "
                 "self-attention over the sequence's own tokens is served"
             )
         if value.shape[3] > key.shape[3] or query.shape[3] != key.shape[3]:
@@ -93,7 +93,7 @@ class _Recorder:
                 value_size=value.shape[3],
             )
         )
-        return query.new_empty((1, _ROWS, query.shape[1], value.shape[3]))
+        return query.new_empty((1, NUM_ROWS, query.shape[1], value.shape[3]))
 
 
 def _refuse_options(name: str, options: dict[str, Any]) -> None:
@@ -159,7 +159,7 @@ def probe_attention(model: Any, backbone: Any) -> tuple[LayerAttention, ...]:
     """
     _refuse_row_mixing(model)
     calls: list[LayerAttention] = []
-    ids = torch.zeros((1, _ROWS), dtype=torch.int64, device="meta")
+    ids = torch.zeros((1, NUM_ROWS), dtype=torch.int64, device="meta")
     with _probing(model, calls):
         try:
             backbone(input_ids=ids, position_ids=ids.clone(), use_cache=False)

@@ -1,0 +1,174 @@
+"""The executor's side of adapters: which are placed, and what each step's rows have of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plait.adapters.adapter import Adapter
+from plait.adapters.sites import SiteKind
+from plait.platform.batch import AdapterSegment, StepBatch
+from plait.platform.errors import InternalError
+from plait.platform.model.adapter_step import EmbeddingStep, ExpertsStep, HeadStep, LayerStep
+from plait.platform.model.placement import PlacedAdapter, Placer
+from plait.platform.model.sites import Places
+from plait.platform.ops.lora import LoraSegments
+
+_Segment = tuple[int, int, PlacedAdapter, float]
+
+
+class ModelAdapters:
+    """Placed adapters of one model, and its steps.
+
+    `place` may run on another thread: what it shares with a step is one assignment to `_placed`.
+    """
+
+    def __init__(self, places: Places, dtype: torch.dtype, vocab_size: int) -> None:
+        self._placer = Placer(places, dtype, vocab_size)
+        self._placed: dict[str, PlacedAdapter] = {}
+        self._vocab_size = vocab_size
+        self._segments: tuple[_Segment, ...] = ()  # of the last step
+        self._layers = LayerStep()
+        self._head = HeadStep()
+        self._embedding = EmbeddingStep(places.embedding.leaf)
+        self._attach(places)
+
+    def _attach(self, places: Places) -> None:
+        """Give every leaf its step."""
+        places.embedding.module.register_forward_hook(self._embedding)
+        experts: dict[Any, list[int]] = {}
+        for place in places.by_name.values():
+            if place.site.kind is SiteKind.EXPERTS:
+                experts.setdefault(place.module, []).append(place.leaf)
+            elif place.site.kind is not SiteKind.EMBEDDING:
+                is_head = place.site.kind is SiteKind.HEAD
+                place.module.adapters = self._head if is_head else self._layers
+                place.module.number = place.leaf
+        for module, (up, down) in experts.items():
+            step = ExpertsStep(self._layers, up, down, num_experts=down - up)
+            module.__dict__["adapters"] = step
+
+    def num_bytes(self, adapter: Adapter) -> int:
+        """Bytes that `place` will take; exact."""
+        return self._placer.num_bytes(adapter)
+
+    def place(self, adapter: Adapter) -> None:
+        """Make a generation ready for steps; placing one twice is no error."""
+        if adapter.generation not in self._placed:
+            self._placed[adapter.generation] = self._placer.place(adapter)
+
+    def remove(self, generation: str) -> None:
+        """Free a generation, and the last step that may still hold it."""
+        self._placed.pop(generation, None)
+        self._set_segments(())
+        self._begin_head((), 0)
+
+    def begin(self, batch: StepBatch) -> Tensor:
+        """Point the layers' and the embedding's steps at `batch`; returns its token ids.
+
+        Ids of tokens that adapters add are replaced by 0 there: the base has no row for them.
+        """
+        token_ids = torch.from_numpy(batch.token_ids)
+        if batch.adapter_segments or self._segments:
+            self._set_segments(tuple(self._resolve(s) for s in batch.adapter_segments))
+            self._layers.num_rows = len(token_ids)
+            self._embedding.token_ids = token_ids
+        if batch.token_ids.max(initial=0) < self._vocab_size:
+            return token_ids
+        is_added = token_ids >= self._vocab_size
+        self._begin_added(token_ids, is_added)
+        return token_ids.masked_fill(is_added, 0)
+
+    def _resolve(self, segment: AdapterSegment) -> _Segment:
+        placed = self._placed.get(segment.generation)
+        if placed is None:
+            raise InternalError(f"adapter {segment.generation[:12]} was not placed")
+        if segment.scale != 1.0 and (placed.embedding is not None or placed.head is not None):
+            raise InternalError(
+                f"adapter {segment.generation[:12]} replaces rows of a table, which have no scale"
+            )
+        return segment.start, segment.end, placed, segment.scale
+
+    def _set_segments(self, segments: tuple[_Segment, ...]) -> None:
+        self._segments = segments
+        self._layers.segments = _low_rank(segments)
+        self._embedding.segments = self._layers.segments
+        self._embedding.replaced = [(a, b, p.embedding) for a, b, p, _ in segments if p.embedding]
+
+    def _begin_added(self, token_ids: Tensor, is_added: Tensor) -> None:
+        """Every added token needs an adapter that has it; the others do not change it."""
+        has_row = ~is_added
+        for start, end, rows in self._embedding.replaced:
+            has_row[start:end] |= rows.find(token_ids[start:end])[1]
+        if not has_row.all():
+            token = int(token_ids[~has_row][0])
+            raise InternalError(f"token {token} is in no vocabulary of its row's adapters")
+        cut: list[_Segment] = []
+        for start, end, placed, scale in self._segments:
+            known = (token_ids[start:end] < placed.num_embedded).tolist()
+            for at, to in _runs(known):
+                cut.append((start + at, start + to, placed, scale))
+        self._embedding.segments = _low_rank(cut) or LoraSegments(())
+
+    def logits(self, head: Any, hidden: Tensor, rows: np.ndarray) -> Tensor:
+        """Logits of `rows` of the last step by `head`, the family's own."""
+        if not self._segments:
+            return _run_head(head, hidden[torch.from_numpy(rows)])
+        order = np.argsort(rows, kind="stable")
+        in_order = rows[order]
+        picked = [
+            (int(start), int(end), placed, scale)
+            for (first, last, placed, scale) in self._segments
+            for start, end in [np.searchsorted(in_order, (first, last))]
+            if start < end
+        ]
+        self._begin_head(picked, len(rows))
+        logits = _run_head(head, hidden[torch.from_numpy(in_order)])
+        self._ban(logits, picked)
+        back = np.argsort(order, kind="stable")
+        return logits if (order == back).all() else logits[torch.from_numpy(back)]
+
+    def _begin_head(self, segments: Sequence[_Segment], num_rows: int) -> None:
+        step = self._head
+        step.segments = _low_rank(segments)
+        step.replaced = [(a, b, placed.head) for a, b, placed, _ in segments if placed.head]
+        step.num_rows = num_rows
+        step.width = max((p.vocab_size for _, _, p, _ in segments), default=self._vocab_size)
+
+    def _ban(self, logits: Tensor, segments: Sequence[_Segment]) -> None:
+        """Put -inf where a row has no token. After the family's head, whose cap would lift it."""
+        if logits.shape[1] != self._head.width:
+            raise InternalError(f"the head made {logits.shape[1]} of {self._head.width} logits")
+        if logits.shape[1] == self._vocab_size:
+            return
+        has_token = torch.zeros((len(logits), logits.shape[1] - self._vocab_size), dtype=torch.bool)
+        for start, end, placed, _ in segments:
+            has_token[start:end, placed.added - self._vocab_size] = True
+        logits[:, self._vocab_size :].masked_fill_(~has_token, -torch.inf)
+
+
+def _run_head(head: Any, rows: Tensor) -> Tensor:
+    logits: Tensor = head(inputs_embeds=rows[None], use_cache=False).logits[0]
+    return logits.float()
+
+
+def _low_rank(segments: Sequence[_Segment]) -> LoraSegments | None:
+    """None where there is no segment at all."""
+    if not segments:
+        return None
+    return LoraSegments((start, end, placed.lora, scale) for start, end, placed, scale in segments)
+
+
+def _runs(flags: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """Ranges of flags that are set."""
+    at = 0
+    for is_set, run in itertools.groupby(flags):
+        length = sum(1 for _ in run)
+        if is_set:
+            yield at, at + length
+        at += length
