@@ -12,6 +12,7 @@ touched. A row's numbers depend on that row and its adapters alone.
 from __future__ import annotations
 
 import functools
+import itertools
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ TILE = 16
 _SLACK = 64  # bytes after the last value: kernels read whole vectors
 _LEAF_FIELDS = 5  # of a leaf in a table: offset of a, inputs, sum of ranks, first part, parts
 _PART_FIELDS = 8  # of a part: offset of b, start, outputs, rank, b_bias, g, bias, scale
+_UNIT = 2.0**-24  # what rounding to fp32 changes at most, of a value
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
@@ -281,6 +283,70 @@ def _apply(
             y.copy_(part.g * (y.float() - bias + change) + bias)
 
 
+def exact_lora(out: Tensor, x: Tensor, segments: LoraSegments, leaf: int) -> tuple[Tensor, Tensor]:
+    """Returns what `lora_` makes of `out` in fp64, and how far from it each value may lie.
+
+    A chain of n additions in fp32 errs by at most n · 2⁻²⁴ of the sum of its terms' sizes: t has
+    four chains of K / 4 and two additions of their sums, b · t one of r, over values of t that err
+    already. Scaling and adding round a few times more, and each segment rounds to out's dtype.
+    """
+    exact, bound = out.double(), torch.zeros_like(out, dtype=torch.float64)
+    half_unit = 2.0**-8 if out.dtype is torch.bfloat16 else _UNIT
+    for start, end, placed, scale in segments.entries:
+        rows = x[start:end].double()
+        for part in placed.unpack(leaf):
+            columns = slice(part.start, part.start + part.out_features)
+            y, y_error = exact[start:end, columns], bound[start:end, columns]
+            change, error = _exact_change(rows, part, scale * part.scale)
+            bias = torch.zeros(1) if part.bias is None else part.bias
+            g = torch.ones(1) if part.g is None else part.g
+            bias, g = bias.double(), g.double()
+            error += y_error + 3 * _UNIT * (y.abs() + bias.abs() + change.abs())
+            scaled = g * (y - bias + change)
+            y.copy_(scaled + bias)
+            error = g.abs() * error + 2 * _UNIT * (scaled.abs() + bias.abs())
+            y_error.copy_(error + half_unit * (y.abs() + error) + 2.0**-126)
+    return exact, bound
+
+
+def _exact_change(rows: Tensor, part: LoraPart, scale: float) -> tuple[Tensor, Tensor]:
+    a, b = part.a.double(), part.b.double()
+    t, sizes = rows @ a.T, rows.abs() @ a.abs().T
+    t_error = (a.shape[1] / 4 + 4) * _UNIT * sizes
+    change, sizes = t @ b.T, t.abs() @ b.abs().T
+    error = t_error @ b.abs().T + (part.rank + 2) * _UNIT * (sizes + t_error @ b.abs().T)
+    if part.b_bias is not None:
+        change += part.b_bias
+        error += 2 * _UNIT * (change.abs() + part.b_bias.abs())
+    return change * scale, error * abs(scale) + 4 * _UNIT * (change * scale).abs()
+
+
+def example_lora(
+    parts_by_leaf: Mapping[int, Sequence[tuple[int, int, int, str]]],
+    in_features: int,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+) -> PlacedLora:
+    """A random adapter: leaf → (start, outputs, rank, kind), kind "plain", "bias" or "dora"."""
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    def part(start: int, outputs: int, rank: int, kind: str) -> LoraPart:
+        return LoraPart(
+            a=random(rank, in_features) / in_features**0.5,
+            b=random(outputs, rank),
+            scale=0.5 + rank % 3,
+            start=start,
+            b_bias=random(outputs) if kind == "bias" else None,
+            g=1 + 0.1 * random(outputs) if kind == "dora" else None,
+            bias=random(outputs) if kind == "dora" and start % 2 == 0 else None,
+        )
+
+    parts = {leaf: [part(*shape) for shape in shapes] for leaf, shapes in parts_by_leaf.items()}
+    return pack_lora(parts, max(parts, default=0) + 1, dtype)
+
+
 def _check_rows(out: Tensor, x: Tensor, segments: LoraSegments) -> None:
     if x.shape[0] != out.shape[0]:
         raise ValueError(f"lora: out has {out.shape[0]} rows, the input {x.shape[0]}")
@@ -381,13 +447,13 @@ def _disjoint(
     entries: Sequence[tuple[int, int, PlacedLora, float]],
 ) -> list[tuple[int, int, tuple[PlacedLora, float]]]:
     """Cuts segments so that any two are the same rows or share none, in the order of rows."""
-    in_order = all(a[1] <= b[0] for a, b in zip(entries, entries[1:], strict=False))
+    in_order = all(a[1] <= b[0] for a, b in itertools.pairwise(entries))
     if in_order:
         return [(start, end, (placed, scale)) for start, end, placed, scale in entries]
     cuts = sorted({cut for start, end, _, _ in entries for cut in (start, end)})
     return [
         (low, high, (placed, scale))
-        for low, high in zip(cuts, cuts[1:], strict=False)
+        for low, high in itertools.pairwise(cuts)
         for start, end, placed, scale in entries
         if start <= low and high <= end
     ]

@@ -1,0 +1,110 @@
+// Low-rank updates of a linear layer, in place, for rows of many adapters. No torch in here.
+//
+// A leaf is one linear layer as the model runs it. An adapter changes ranges of its outputs, parts:
+//
+//   t = a · x                             shrink, by all parts of the leaf at once
+//   d = scale · (b · t + b_bias)          expand, part by part
+//   y = y + d                             or with g: y = g · (y - bias + d) + bias
+//
+// Weights. An adapter's weights are one buffer, leaf by leaf: the a of all parts as one matrix
+// [Σ rank, inputs], then each part's b [outputs, rank] and its vectors in fp32. A matrix [N, K] is
+// in tiles of 16 outputs, [tile][k][16], and the last tile has only the N % 16 that are left: so
+// nothing is padded, and one row's work reads the leaf from front to back, once. Kernels load whole
+// vectors and ignore what lies beyond a narrow tile; 64 bytes follow the last value for that.
+//
+// The order of summation. t is four chains of fused multiply-adds, chain c over the inputs c, c +
+// 4, c + 8, …, added as (0 + 1) + (2 + 3); b · t is one chain. No chain depends on the number of
+// rows, their blocking, or the threads. Only different instruction sets may differ.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "linear.h"
+
+namespace plait {
+
+constexpr size_t kLoraChains = 4;
+constexpr size_t kLoraSlack = 64;  // bytes after the last weight
+
+// Rows of the tables, as int64 values; offsets are bytes from the start of the weights.
+struct LoraLeaf {
+  int64_t a;
+  int64_t inputs;
+  int64_t ranks;
+  int64_t first_part;
+  int64_t num_parts;
+};
+struct LoraPart {
+  int64_t b;
+  int64_t start;  // of its outputs in the leaf's
+  int64_t outputs;
+  int64_t rank;
+  int64_t b_bias;  // negative: none, and for the others
+  int64_t g;
+  int64_t bias;
+  double scale;
+};
+
+// Some rows and the adapter that changes them.
+struct LoraSegment {
+  size_t start;
+  size_t end;
+  const char* weights;
+  Element type;  // of the weights
+  LoraLeaf leaf;
+  const LoraPart* parts;
+  double scale;  // the request's own
+};
+
+struct LoraArgs {
+  const void* x;             // rows of inputs, or
+  const int64_t* token_ids;  // for each row the one input that is 1, where x is null
+  Element x_type;
+  size_t x_stride;  // in elements
+  size_t inputs;
+
+  void* out;
+  Element out_type;
+  size_t out_stride;
+
+  // In the order of rows: two that share a row are of the same rows, and follow each other.
+  const LoraSegment* segments;
+  size_t num_segments;
+};
+
+// A block of rows of one segment.
+struct LoraJob {
+  const float* x;
+  size_t x_stride;
+  const int64_t* token_ids;  // where x is null
+  size_t rows;
+  const LoraSegment* segment;
+  void* out;  // of the first row
+  Element out_type;
+  size_t out_stride;
+  float* scratch;    // lora_scratch_floats() values
+  const char* next;  // weights that are needed after these, or null
+};
+
+constexpr size_t lora_rank_stride(size_t ranks) {
+  return (ranks + kTileOutputs - 1) / kTileOutputs * kTileOutputs;
+}
+constexpr size_t lora_scratch_floats(size_t rows, size_t ranks) {
+  return rows * lora_rank_stride(ranks);
+}
+
+struct LoraKernels {
+  void (*widen)(const uint16_t* x, size_t count, float* out);
+  void (*float32)(const LoraJob& job);  // by the type of the weights
+  void (*bfloat16)(const LoraJob& job);
+};
+
+LoraKernels lora_kernels_plain();
+LoraKernels lora_kernels_avx2();
+LoraKernels lora_kernels_avx512();
+
+void lora(const LoraKernels& kernels, const LoraArgs& args, const ParallelFor& parallel_for);
+
+}  // namespace plait
