@@ -7,10 +7,11 @@ that a parser is only asked what both answer alike.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from plait.structured.spec import GrammarKind
     from plait.structured.vocabulary import Mask, Vocabulary
 
@@ -64,8 +65,11 @@ class Grammar(Protocol):
 class Backend(Protocol):
     """One library, for one vocabulary. Thread-safe."""
 
-    def compile(self, kind: GrammarKind, content: Any, options: dict[str, Any]) -> bytes:
-        """What `load` takes. Raises `InvalidGrammar` and its like, or `GrammarTooComplex`."""
+    def compile(self, kind: GrammarKind, content: Any, options: Mapping[str, Any]) -> bytes:
+        """What `load` takes. Content and options are those of a `Route`.
+
+        Raises `InvalidGrammar` and its like, or `GrammarTooComplex`.
+        """
         ...
 
     def load(self, payload: bytes) -> Grammar:
@@ -77,11 +81,6 @@ class ParserFault(Exception):
     """A library broke down on a grammar that it had compiled: our fault, not the user's."""
 
 
-def literal(text: str) -> str:
-    """A text in quotes, as both EBNF and Lark read it."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def version(name: str) -> str:
     """The installed version of a backend's library."""
     from importlib.metadata import version as installed
@@ -89,15 +88,19 @@ def version(name: str) -> str:
     return installed(name)
 
 
-def create(name: str, vocabulary: Vocabulary) -> Backend:
-    """The backend of that name. Loads its library, which takes up to half a second."""
+def create(name: str, vocabulary: Vocabulary, *, only_compiles: bool = False) -> Backend:
+    """The backend of that name; loading its library takes up to half a second.
+
+    With `only_compiles`, what makes masks fast is left out, and libraries that compiling does not
+    need.
+    """
     match name:
         case "xgrammar":
-            from plait.structured.backends.xgrammar import XGrammarBackend
+            from plait.structured.backends.xgrammar import XGrammarBackend, load_library
 
-            return XGrammarBackend(vocabulary)
+            return XGrammarBackend(vocabulary, load_library(light=only_compiles))
         case "llguidance":
             from plait.structured.backends.llguidance import LLGuidanceBackend
 
-            return LLGuidanceBackend(vocabulary)
+            return LLGuidanceBackend(vocabulary, sliced=not only_compiles)
     raise ValueError(f"no grammar backend is called {name!r}")

@@ -18,13 +18,13 @@ from plait.platform.errors import (
     InvalidSchema,
     UnsupportedSchemaKeyword,
 )
-from plait.structured.backends import ParserFault, literal
+from plait.structured.backends import ParserFault
 from plait.structured.spec import GrammarKind
 
 if TYPE_CHECKING:
-    from plait.structured.vocabulary import Mask, Vocabulary
+    from collections.abc import Mapping
 
-DEFAULT_MAX_WHITESPACE = 2
+    from plait.structured.vocabulary import Mask, Vocabulary
 
 # Parts of strings for which masks are computed once: what holds for all of a part need not be asked
 # of its tokens. With lengths this close, masks near the end of a bounded string take 10 µs
@@ -36,6 +36,21 @@ _SLICES = [
     *(f"{_IN_STRING}{{1,{most}}}" for most in (3, 5, 7, 9, 12, 16, 20, 30)),
     _IN_STRING + "+",
 ]
+
+# Every option of the JSON compiler is set, since a schema could set what is not.
+_COMPACT: dict[str, Any] = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_flexible": False,
+    "whitespace_pattern": None,
+}
+# Without escapes by number: with them the same key could be written twice in an object.
+_SOUND: dict[str, Any] = {
+    "lenient": False,
+    "coerce_one_of": False,
+    "json_allowed_escapes": 'nrbtf\\"',
+    "json_allow_general_unicode_escapes": False,
+}
 
 # Last in each grammar, where it overrules. Otherwise masks hold but one spelling of what is forced,
 # for which the library calls back into a tokenizer; the tokens of forced text are our own choice.
@@ -54,7 +69,7 @@ _LIMITS: dict[str, Any] = {
 class LLGuidanceBackend:
     """llguidance for one vocabulary."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, sliced: bool = True) -> None:
         import llguidance
 
         self._library = llguidance
@@ -63,10 +78,10 @@ class LLGuidanceBackend:
         self._tokens = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Tokens(vocabulary)),
             eos_token=list(vocabulary.end_ids),
-            slices=_SLICES,
+            slices=_SLICES if sliced else [],
         )
 
-    def compile(self, kind: GrammarKind, content: Any, options: dict[str, Any]) -> bytes:
+    def compile(self, kind: GrammarKind, content: Any, options: Mapping[str, Any]) -> bytes:
         """The payload is the grammar as Lark; making a matcher of it is what could fail."""
         text = self._lark(kind, content, options)
         matcher = self._matcher(text)
@@ -74,17 +89,13 @@ class LLGuidanceBackend:
             raise _refusal(kind, matcher.get_error())
         return text.encode()
 
-    def _lark(self, kind: GrammarKind, content: Any, options: dict[str, Any]) -> str:
+    def _lark(self, kind: GrammarKind, content: Any, options: Mapping[str, Any]) -> str:
         match kind:
             case GrammarKind.JSON_SCHEMA:
                 text = f"start: %json {json_text(content, options)}"
-            case GrammarKind.JSON_OBJECT:
-                text = f"start: %json {json_text({'type': 'object'}, options)}"
             case GrammarKind.REGEX:
                 made = json.loads(self._library.LLMatcher.grammar_from_regex(content))
                 text = made["grammars"][0]["lark_grammar"]
-            case GrammarKind.CHOICE:
-                text = f"start: {' | '.join(map(literal, content))}"
             case GrammarKind.GRAMMAR:
                 if "x-guidance" in content:
                     raise InvalidGrammar("x-guidance has no place in a grammar")
@@ -184,27 +195,11 @@ class _Tokens:
         raise NotImplementedError
 
 
-def json_text(schema: Any, options: dict[str, Any]) -> str:
-    """A schema with all options of the JSON compiler; its own `x-guidance` can set none.
-
-    Escapes by number are off: with them the same key could be written twice in an object.
-    """
+def json_text(schema: Any, options: Mapping[str, Any]) -> str:
+    """A schema with all options of the JSON compiler; its own `x-guidance` can set none."""
     if schema is False:
         raise InvalidSchema("the schema cannot be compiled: nothing fits `false`")
-    pattern = options.get("whitespace_pattern")
-    if pattern is None and options.get("any_whitespace", False):
-        most = options.get("max_whitespace", DEFAULT_MAX_WHITESPACE)
-        pattern = rf"[\x20\x0A\x0D\x09]{{0,{most}}}"
-    guidance = {
-        "lenient": False,
-        "coerce_one_of": False,
-        "item_separator": ",",
-        "key_separator": ":",
-        "whitespace_flexible": False,
-        "whitespace_pattern": pattern,
-        "json_allowed_escapes": 'nrbtf\\"',
-        "json_allow_general_unicode_escapes": False,
-    }
+    guidance = {**_COMPACT, **options, **_SOUND}
     rules = {} if schema is True else schema
     return json.dumps({**rules, "x-guidance": guidance}, ensure_ascii=False)
 
@@ -221,8 +216,8 @@ def _first_line(text: str) -> str:
 
 def _refusal(kind: GrammarKind, text: str) -> BadRequest:
     """The user's error for one of llguidance's, which shows the grammar below its first line."""
-    schema = kind in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)
-    if schema or kind is GrammarKind.CHOICE:
+    schema = kind is GrammarKind.JSON_SCHEMA
+    if schema:
         text = _first_line(text).rpartition("failed to compile JSON schema: ")[2]
     text = text.strip()[:2000]
     if any(word in text for word in ("too large", "too many", "fuel", "limit", "too complex")):

@@ -18,22 +18,23 @@ from plait.platform.errors import (
     InvalidRegex,
     InvalidSchema,
 )
-from plait.structured.backends import ParserFault, literal
+from plait.structured.backends import ParserFault
 from plait.structured.spec import GrammarKind
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from plait.structured.vocabulary import Mask, Vocabulary
 
-DEFAULT_MAX_WHITESPACE = 2
-
+_COMPACT = {"any_whitespace": False, "separators": (",", ":")}
 _CACHE_BYTES = 128 << 20  # of the rules that grammars share, in the process that compiles
 
 
 class XGrammarBackend:
     """xgrammar for one vocabulary."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._library = load_library()
+    def __init__(self, vocabulary: Vocabulary, library: Any) -> None:
+        self._library = library
         # No stop token may be missing: the library would look for one by its name.
         self._tokens = self._library.TokenizerInfo(
             vocabulary.hidden_pieces(),
@@ -45,7 +46,7 @@ class XGrammarBackend:
             self._tokens, max_threads=1, cache_limit_bytes=_CACHE_BYTES
         )
 
-    def compile(self, kind: GrammarKind, content: Any, options: dict[str, Any]) -> bytes:
+    def compile(self, kind: GrammarKind, content: Any, options: Mapping[str, Any]) -> bytes:
         """Eagerly, with all masks: what is left for later could not be stopped there."""
         try:
             compiled = self._compile(kind, content, options)
@@ -54,25 +55,22 @@ class XGrammarBackend:
             raise _refusal(kind, error) from None
         return text.encode()
 
-    def _compile(self, kind: GrammarKind, content: Any, options: dict[str, Any]) -> Any:
+    def _compile(self, kind: GrammarKind, content: Any, options: Mapping[str, Any]) -> Any:
         compiler = self._compiler
         match kind:
             case GrammarKind.JSON_SCHEMA:
+                schema = json.dumps(content, ensure_ascii=False)
+                # Strict mode would close objects that the schema leaves open.
                 return compiler.compile_json_schema(
-                    json.dumps(content, ensure_ascii=False), strict_mode=False, **_layout(options)
-                )
-            case GrammarKind.JSON_OBJECT:
-                return compiler.compile_json_schema(
-                    '{"type":"object"}', strict_mode=False, **_layout(options)
+                    schema, **{**_COMPACT, **options, "strict_mode": False}
                 )
             case GrammarKind.REGEX:
                 return compiler.compile_regex(content)
-            case GrammarKind.CHOICE:
-                return compiler.compile_grammar(f"root ::= {' | '.join(map(literal, content))}")
             case GrammarKind.GRAMMAR:
                 return compiler.compile_grammar(content)
             case GrammarKind.STRUCTURAL_TAG:
                 return compiler.compile_structural_tag(json.dumps(content, ensure_ascii=False))
+        raise ValueError(f"the router leaves no {kind}")
 
     def load(self, payload: bytes) -> XGrammarGrammar:
         """Takes 10 ms for each 100 kB, without the interpreter's lock."""
@@ -147,14 +145,6 @@ class XGrammarParser:
         return XGrammarParser(self._matcher.fork())
 
 
-def _layout(options: dict[str, Any]) -> dict[str, Any]:
-    """Whitespace: none, or at most a few characters in each place. Never without bound."""
-    if not options.get("any_whitespace", False):
-        return {"any_whitespace": False, "separators": (",", ":")}
-    most = options.get("max_whitespace", DEFAULT_MAX_WHITESPACE)
-    return {"any_whitespace": True, "max_whitespace_cnt": most}
-
-
 def _refusal(kind: GrammarKind, error: Exception) -> BadRequest:
     """The user's error for one of xgrammar's, which begin with a time and a source line."""
     text = str(error).strip()
@@ -162,7 +152,7 @@ def _refusal(kind: GrammarKind, error: Exception) -> BadRequest:
         return GrammarTooComplex("compiling the grammar takes too much memory")
     text = text.rpartition(".cc:")[2].partition(": ")[2] or text
     match kind:
-        case GrammarKind.JSON_SCHEMA | GrammarKind.JSON_OBJECT:
+        case GrammarKind.JSON_SCHEMA:
             return InvalidSchema(f"the schema cannot be compiled: {text}")
         case GrammarKind.REGEX:
             return InvalidRegex(f"the pattern cannot be compiled: {text}")

@@ -20,9 +20,11 @@ from support.grammars import (
     allowed,
     backend,
     bits,
+    choice_matcher,
     compact,
     matcher,
     schema_matcher,
+    spaced,
     vocabulary,
 )
 
@@ -173,7 +175,7 @@ def test_strings_hold_no_control_bytes_and_no_broken_characters(name):
 @pytest.mark.parametrize("value", ["é日本👋🏽", "naïve", "a", ""])
 def test_other_alphabets_stand_in_values_names_and_choices(name, value):
     assert accepts(schema_matcher(name, {"enum": [value, "b"]}), compact(value))
-    assert accepts(matcher(name, GrammarKind.CHOICE, [value + "z", "b"]), value + "z")
+    assert accepts(choice_matcher(name, [value + "z", "b"]), value + "z")
     key = {"type": "object", "properties": {value: {"type": "null"}}, "required": [value]}
     closed = {**key, "additionalProperties": False}
     assert accepts(schema_matcher(name, closed), compact({value: None}))
@@ -185,20 +187,20 @@ def test_other_alphabets_stand_in_values_names_and_choices(name, value):
     "choice", ['"', "\\", 'a"b\\c', "a\nb\tc", "\x01\x7f", "$^.*[x]", "a/b", "'"]
 )
 def test_choices_are_taken_literally(name, choice):
-    m = matcher(name, GrammarKind.CHOICE, [choice, "other"])
+    m = choice_matcher(name, [choice, "other"])
     assert accepts(m, choice)
     assert m.finished
-    assert accepts(matcher(name, GrammarKind.CHOICE, [choice, "other"]), "other")
+    assert accepts(choice_matcher(name, [choice, "other"]), "other")
 
 
 @both
 def test_whitespace_is_none_or_bounded(name):
     value = {"a": "x", "n": 1}
-    spaced = '{"a": "x", "n": 1}'
+    with_spaces = '{"a": "x", "n": 1}'
     assert accepts(schema_matcher(name, OBJECT), compact(value))
-    assert not accepts(schema_matcher(name, OBJECT), spaced)
-    loose = {"any_whitespace": True}
-    assert accepts(schema_matcher(name, OBJECT, **loose), spaced)
+    assert not accepts(schema_matcher(name, OBJECT), with_spaces)
+    loose = spaced(name)
+    assert accepts(schema_matcher(name, OBJECT, **loose), with_spaces)
     assert accepts(schema_matcher(name, OBJECT, **loose), compact(value))
     assert not accepts(schema_matcher(name, OBJECT, **loose), '{"a":   "x"}')
     for space in (" ", "\n", "\t", "\r"):
@@ -325,9 +327,9 @@ def test_forced_text_comes_in_the_tokens_of_the_tokenizer(name):
 
 @both
 def test_a_word_that_may_go_on_is_not_forced_but_a_last_one_is(name):
-    open_end = matcher(name, GrammarKind.CHOICE, ["abcd", "abce"])
+    open_end = choice_matcher(name, ["abcd", "abce"])
     assert open_end.forced_tokens(8) == []
-    closed = matcher(name, GrammarKind.CHOICE, ["xabc"])
+    closed = choice_matcher(name, ["xabc"])
     assert closed.forced_tokens(8) == [ord("x"), FIRST_LONGER + 4]
     for token in closed.forced_tokens(8):
         closed.accept(token)
@@ -339,7 +341,7 @@ def test_a_word_that_may_go_on_is_not_forced_but_a_last_one_is(name):
 
 @both
 def test_half_of_a_character_is_no_forced_text(name):
-    m = matcher(name, GrammarKind.CHOICE, ["-é", "-è"])
+    m = choice_matcher(name, ["-é", "-è"])
     assert m.forced_tokens(8) == [ord("-")]
     m.accept(ord("-"))
     m.accept(0xC3)

@@ -88,5 +88,20 @@ def accepts(of: Matcher, text: str | bytes) -> bool:
     return of.can_end
 
 
+def choice_matcher(name: str, choices: list[str]) -> Matcher:
+    start = "root ::=" if name == "xgrammar" else "start:"
+    literals = (
+        json.dumps(choice, ensure_ascii=False).replace("\x7f", "\\u007f") for choice in choices
+    )
+    return matcher(name, GrammarKind.GRAMMAR, f"{start} {' | '.join(literals)}")
+
+
+def spaced(name: str) -> dict[str, object]:
+    """Options for bounded whitespace, in the words of each library."""
+    if name == "xgrammar":
+        return {"any_whitespace": True, "max_whitespace_cnt": 2}
+    return {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,2}"}
+
+
 def compact(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

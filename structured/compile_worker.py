@@ -1,0 +1,158 @@
+"""A process that compiles grammars: `python -m plait.structured.compile_worker FD`.
+
+It reads frames from a socket and may be killed at any moment. By itself it ends when its parent is
+gone, when a job takes far longer than allowed, and when memory runs out. It never loads torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from plait.platform.errors import GrammarTooComplex, InternalError, PlaitError
+from plait.structured import frames
+from plait.structured.compiler import Compiler
+from plait.structured.spec import GrammarKind, GrammarSpec
+from plait.structured.vocabulary import Vocabulary
+
+_NICE = 5  # steps come first, but a busy machine must not starve a compile past its limit
+_SELF_DESTRUCT_S = 1.0  # beyond the limit at which the pool kills it
+
+
+def main() -> int:
+    """Serve until the socket ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal; the parent decides
+    _end_with_parent()
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    link = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        start = frames.receive(link, frames.ToWorker)
+        Worker(link, start).serve()
+    except (EOFError, OSError):
+        return 0  # the pool has closed
+    return 0
+
+
+class Worker:
+    """Compilers by vocabulary, and the bounds they work within."""
+
+    def __init__(self, link: socket.socket, start: frames.Start) -> None:
+        self._link = link
+        self._start = start
+        self._compilers: dict[str, Compiler] = {}
+        self._ready_bytes = 0
+
+    def serve(self) -> None:
+        """Answer frame after frame."""
+        while True:
+            message = frames.receive(self._link, frames.ToWorker)
+            if isinstance(message, frames.Learn):
+                self._learn(message)
+                frames.send(self._link, frames.Ready())
+                _silence()
+            elif isinstance(message, frames.Job):
+                frames.send(self._link, self._answer(message))
+
+    def _learn(self, message: frames.Learn) -> None:
+        _limit_memory(None)
+        compiler = Compiler(Vocabulary.from_bytes(message.vocabulary))
+        compiler.warm()
+        self._compilers[message.digest] = compiler
+        self._ready_bytes = _address_space_bytes()
+        _limit_memory(self._ready_bytes + self._start.memory_bytes)
+
+    def _answer(self, job: frames.Job) -> frames.Done | frames.Refused:
+        # The alarm's default action ends the process even inside C++ code, whether or not the
+        # parent is still there to do it.
+        signal.setitimer(signal.ITIMER_REAL, self._start.wall_limit_s + _SELF_DESTRUCT_S)
+        try:
+            grammar = self._compilers[job.digest].compile(_spec(job))
+            return frames.Done(grammar=grammar, retire=self._has_grown())
+        except MemoryError:
+            return _refused(GrammarTooComplex("it takes too much memory to compile"), job, True)
+        except PlaitError as error:
+            return _refused(error, job, self._has_grown())
+        except Exception as error:  # noqa: BLE001 - the pool tells the user, and this one retires
+            text = f"the grammar compiler failed ({type(error).__name__})"
+            return _refused(InternalError(text), job, True)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _has_grown(self) -> bool:
+        """Whether half of the memory is gone, to the rules that grammars share above all."""
+        return _address_space_bytes() - self._ready_bytes > self._start.memory_bytes // 2
+
+
+def _spec(job: frames.Job) -> GrammarSpec:
+    return GrammarSpec(
+        kind=GrammarKind(job.kind),
+        content=json.loads(job.content),
+        param=job.param,
+        strict=job.strict,
+        options=json.loads(job.options),
+    )
+
+
+def _refused(error: PlaitError, job: frames.Job, retire: bool) -> frames.Refused:
+    return frames.Refused(
+        code=error.code, message=error.message, param=error.param or job.param, retire=retire
+    )
+
+
+def _end_with_parent() -> None:
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
+
+
+def _silence() -> None:
+    """Both libraries write about users' grammars to the standard streams; no log should hold these.
+
+    Up to here a failing start can be read there.
+    """
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    os.close(null)
+
+
+def _address_space_bytes() -> int:
+    """What counts against RLIMIT_AS; 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _limit_memory(num_bytes: int | None) -> None:
+    """Where it has no effect (macOS), the limit of time is what bounds a compile."""
+    try:
+        import resource
+    except ImportError:
+        return
+    hard: Any = resource.getrlimit(resource.RLIMIT_AS)[1]
+    unlimited = resource.RLIM_INFINITY
+    soft = hard if num_bytes is None else num_bytes
+    if hard != unlimited and soft != unlimited:
+        soft = min(soft, hard)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

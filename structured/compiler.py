@@ -1,0 +1,143 @@
+"""From a constraint to a compiled grammar: choose the backend, have it compile, name the result.
+
+Runs in a compile worker, where it may be stopped at any moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, Protocol
+
+from plait.platform.errors import BadRequest, GrammarTooComplex, InvalidGrammar, InvalidSchema
+from plait.structured import backends
+from plait.structured.spec import CompiledGrammar, GrammarKind, GrammarSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from plait.structured.vocabulary import Vocabulary
+
+MAX_PAYLOAD_BYTES = 8 << 20  # takes the engine nearly a second to load
+
+# What a loaded llguidance grammar takes: its lexer's states, beside its text.
+_LLGUIDANCE_BYTES = 256 << 10
+_LLGUIDANCE_TEXT_FACTOR = 16
+
+
+class Routed(Protocol):
+    """What the compiler reads of a `Route`."""
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend."""
+        ...
+
+    @property
+    def kind(self) -> GrammarKind:
+        """What `content` is."""
+        ...
+
+    @property
+    def content(self) -> Any:
+        """What the backend compiles."""
+        ...
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """In the backend's own words."""
+        ...
+
+
+class Compiler:
+    """Compiles for one vocabulary. Its backends, with the rules they share, live as long as it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._backends: dict[str, backends.Backend] = {}
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """Route and compile. Raises the `BadRequest` of what cannot be, with the spec's `param`."""
+        from plait.structured.router import route
+
+        try:
+            return self.compile_route(route(spec))
+        except BadRequest as error:
+            error.param = error.param or spec.param
+            raise
+        except RecursionError:
+            raise GrammarTooComplex("it is nested too deeply", param=spec.param) from None
+        except UnicodeError:
+            error_class = InvalidSchema if spec.kind is GrammarKind.JSON_SCHEMA else InvalidGrammar
+            raise error_class("it has half a surrogate pair", param=spec.param) from None
+
+    def compile_route(self, route: Routed) -> CompiledGrammar:
+        """Compile what has been routed."""
+        backend = self._backend(route.backend)
+        payload = backend.compile(route.kind, route.content, route.options)
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise GrammarTooComplex(
+                f"compiled it takes {len(payload):,} bytes, {MAX_PAYLOAD_BYTES:,} are the limit"
+            )
+        return CompiledGrammar(
+            key=grammar_key(route, self._vocabulary),
+            backend=route.backend,
+            payload=payload,
+            num_bytes=loaded_bytes(route.backend, payload),
+        )
+
+    def warm(self) -> None:
+        """Load the libraries and compile the fragments that most schemas have."""
+        from plait.structured.router import route
+
+        spec = GrammarSpec(kind=GrammarKind.JSON_SCHEMA, content=COMMON)
+        for name in backends.NAMES:
+            self._backend(name).compile(spec.kind, spec.content, {})
+        route(spec)
+
+    def _backend(self, name: str) -> backends.Backend:
+        if name not in self._backends:
+            self._backends[name] = backends.create(name, self._vocabulary, only_compiles=True)
+        return self._backends[name]
+
+
+def compile_route(route: Routed, vocabulary: Vocabulary) -> CompiledGrammar:
+    """Compile one route, with backends of its own."""
+    return Compiler(vocabulary).compile_route(route)
+
+
+COMMON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "amount": {"type": "number"},
+        "flag": {"type": "boolean"},
+        "time": {"type": "string", "format": "date-time"},
+        "mail": {"type": "string", "format": "email"},
+        "texts": {"type": "array", "items": {"type": "string"}},
+        "free": {"type": "object"},
+    },
+    "required": ["text"],
+    "additionalProperties": False,
+}
+
+
+def grammar_key(route: Routed, vocabulary: Vocabulary) -> str:
+    """SHA-256 (hex) over all that decides what a matcher allows."""
+    content = [
+        route.backend,
+        backends.version(route.backend),
+        vocabulary.digest,
+        route.kind,
+        route.content,
+        sorted(route.options.items()),
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def loaded_bytes(backend: str, payload: bytes) -> int:
+    """What a loaded grammar takes in memory, about."""
+    if backend == "xgrammar":
+        return len(payload)
+    return _LLGUIDANCE_BYTES + _LLGUIDANCE_TEXT_FACTOR * len(payload)
