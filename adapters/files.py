@@ -139,9 +139,10 @@ def _plain_file(directory: int, name: str, follow_links: bool) -> Iterator[Binar
         if _is_link(Path(name), directory):
             raise AdapterPathForbidden(f"{name} is a symbolic link") from None
         raise InvalidAdapter(f"{name} cannot be opened: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidAdapter(f"{name} is not a plain file")
     with os.fdopen(descriptor, "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise InvalidAdapter(f"{name} is not a plain file")
         yield file
 
 

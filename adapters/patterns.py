@@ -38,7 +38,8 @@ class Pattern:
 
     def _match(self, text: str, name: str) -> regex.Match[str] | None:
         try:
-            return regex.match(text, name, timeout=_TIMEOUT_S)
+            # `concurrent` lets other threads, such as the engine's, go on meanwhile.
+            return regex.match(text, name, timeout=_TIMEOUT_S, concurrent=True)
         except TimeoutError:
             raise InvalidAdapter(
                 f"{self.key}: the pattern {self.text[:100]!r} takes too long to match",
