@@ -57,6 +57,11 @@ class ModelAdapters:
         """Bytes that `place` will take; exact."""
         return self._placer.num_bytes(adapter)
 
+    @property
+    def placed_bytes(self) -> int:
+        """Bytes of all that are placed."""
+        return sum(placed.num_bytes for placed in self._placed.values())
+
     def place(self, adapter: Adapter) -> None:
         """Make a generation ready for steps; placing one twice is no error."""
         if adapter.generation not in self._placed:
@@ -66,7 +71,6 @@ class ModelAdapters:
         """Free a generation, and the last step that may still hold it."""
         self._placed.pop(generation, None)
         self._set_segments(())
-        self._begin_head((), 0)
 
     def begin(self, batch: StepBatch) -> Tensor:
         """Point the layers' and the embedding's steps at `batch`; returns its token ids.
@@ -99,6 +103,7 @@ class ModelAdapters:
         self._layers.segments = _low_rank(segments)
         self._embedding.segments = self._layers.segments
         self._embedding.replaced = [(a, b, p.embedding) for a, b, p, _ in segments if p.embedding]
+        self._head.segments, self._head.replaced = None, ()
 
     def _begin_added(self, token_ids: Tensor, is_added: Tensor) -> None:
         """Every added token needs an adapter that has it; the others do not change it."""

@@ -75,6 +75,11 @@ class TorchExecutor:
         """Bytes that `place_adapter` will take; exact."""
         return self._adapters.num_bytes(adapter)
 
+    @property
+    def placed_bytes(self) -> int:
+        """Bytes of all placed adapters."""
+        return self._adapters.placed_bytes
+
     def place_adapter(self, adapter: Adapter) -> None:
         """Make a generation ready for steps; may run beside one, on another thread."""
         self._adapters.place(adapter)

@@ -37,6 +37,12 @@ class PlacedAdapter:
     added: Tensor  # int64, tokens above the base's vocabulary that have logits
     num_embedded: int  # tokens that its low-rank change of the embedding knows; 0: none
 
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in memory."""
+        tables = [table.num_bytes for table in (self.embedding, self.head) if table is not None]
+        return self.lora.num_bytes + sum(tables)
+
 
 class Placer:
     """Places adapters on one model, whose weights are there."""

@@ -18,7 +18,7 @@ from plait.platform.model.executor import TorchExecutor
 
 @dataclass
 class AdapterTrack(Track):
-    """A sequence with adapters."""
+    """A sequence with adapters; its `logprobs` are plain logits."""
 
     uses: tuple[AdapterUse, ...] = ()
 
@@ -26,14 +26,16 @@ class AdapterTrack(Track):
 class AdapterDriver(StepDriver):
     """A step driver whose batches say which rows have which adapters."""
 
+    def _scores(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits
+
     def _batch(self, tracks: Sequence[Track], counts: Sequence[int]) -> StepBatch:
         starts = [t.num_computed for t in tracks]
         batch = super()._batch(tracks, counts)
+        ends = batch.query_start[1:].tolist()
         segments = [
             AdapterSegment(first, end, use.generation, use.scale)
-            for track, start, count, end in zip(
-                tracks, starts, counts, batch.query_start[1:].tolist(), strict=True
-            )
+            for track, start, count, end in zip(tracks, starts, counts, ends, strict=True)
             for use in getattr(track, "uses", ())
             for first in [end - count + max(0, use.active_from - start)]
             if first < end
@@ -41,14 +43,14 @@ class AdapterDriver(StepDriver):
         return replace(batch, adapter_segments=tuple(segments))
 
 
-def read(executor: TorchExecutor, directory: Path, generation: str) -> Adapter:
-    """The adapter of a directory, placed on the executor."""
+def place(executor: TorchExecutor, directory: Path, generation: str) -> Adapter:
+    """The adapter of a directory, read and placed on the executor."""
     adapter = load_adapter(generation, directory, executor.sites, max_rank=256)
     executor.place_adapter(adapter)
     return adapter
 
 
-def prompt(length: int, seed: int) -> list[int]:
+def random_prompt(length: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(5, 300, (length,), generator=generator).tolist()
 
@@ -56,6 +58,12 @@ def prompt(length: int, seed: int) -> list[int]:
 def run(
     executor: TorchExecutor, tracks: Sequence[AdapterTrack], *, chunk: int = 64, seed: int = 0
 ) -> list[torch.Tensor]:
-    """Log-probabilities of all rows of each track, after each has put out its tokens."""
+    """Logits of all rows of each track, once each has put out its tokens.
+
+    In a mix rows are as wide as the widest of their step: cut to the first row's.
+    """
     AdapterDriver(executor, seed=seed).run(tracks, chunk=chunk)
-    return [torch.stack(track.logprobs) for track in tracks]
+    return [
+        torch.nn.utils.rnn.pad_sequence(track.logprobs, batch_first=True, padding_value=-torch.inf)
+        for track in tracks
+    ]

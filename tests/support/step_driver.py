@@ -72,7 +72,7 @@ class StepDriver:
         batch = self._batch(tracks, counts)
         hidden = self.executor.forward(batch)
         logits = self.executor.logits(hidden, np.arange(len(batch.token_ids)))
-        logprobs = logits.log_softmax(-1)
+        logprobs = self._scores(logits)
         for track, count, end in zip(tracks, counts, batch.query_start[1:], strict=True):
             rows = slice(int(end) - count, int(end))
             track.logprobs.extend(logprobs[rows])
@@ -85,6 +85,10 @@ class StepDriver:
             if track.done:
                 for free, blocks in zip(self.free, track.blocks, strict=True):
                     free.extend(blocks)
+
+    def _scores(self, logits: torch.Tensor) -> torch.Tensor:
+        """What tracks keep of each row."""
+        return logits.log_softmax(-1)
 
     def _batch(self, tracks: Sequence[Track], counts: Sequence[int]) -> StepBatch:
         positions = [
