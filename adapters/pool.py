@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from plait.adapters.info import AdapterInfo, AdapterState
 from plait.adapters.loader import Loader, Outcome
@@ -206,6 +206,19 @@ class AdapterPool:
     def busy(self) -> bool:
         """Whether an answer is still owed, or a job under way."""
         return self._loader.num_jobs > 0 or bool(self._queue) or bool(self._answers)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Gauges and counters, by their names in `messages.Stats`."""
+        return {
+            "adapter_loads": self.num_loads,
+            "adapter_load_seconds": self.load_seconds,
+            "adapter_placements": self.num_placements,
+            "adapter_placement_seconds": self.placement_seconds,
+            "adapter_evictions": self.tiers.num_evictions,
+            "adapter_host_bytes": self.tiers.host_bytes,
+            "adapter_device_bytes": self.tiers.device_bytes,
+        }
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until the loader has finished something, or the time is over."""

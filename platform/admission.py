@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from plait.platform.errors import BadRequest, ContextLengthExceeded, Unsupported
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from plait.platform.core import Request
 
 _MASK_64 = (1 << 64) - 1
+MAX_ADAPTERS = 8  # of one request: a row's cost is the sum of their ranks
 
 
 def sequence_seed(seed: int, index: int) -> int:
@@ -39,9 +41,10 @@ def check_request(
 
     Raises:
         ContextLengthExceeded: too long for the context or for the KV blocks.
-        BadRequest: it has no prompt.
+        BadRequest: it has no prompt, or adapters that cannot be combined.
         Unsupported: it has images.
     """
+    _check_adapters(request)
     num_prompt, limit = len(request.prompt_token_ids), max_model_len
     if request.images:
         raise Unsupported("images are not served yet", param="images")
@@ -69,3 +72,23 @@ def check_request(
             f"lower max_tokens or the prompt's length, or serve with more KV memory",
             param="max_tokens" if num_prompt <= slots_alone else "prompt",
         )
+
+
+def _check_adapters(request: Request) -> None:
+    uses = request.adapters
+    if len(uses) > MAX_ADAPTERS:
+        raise BadRequest(
+            f"{len(uses)} adapters are more than a request may combine: at most {MAX_ADAPTERS}",
+            param="adapters",
+        )
+    if len({use.generation for use in uses}) < len(uses):
+        raise BadRequest(
+            "an adapter is named twice: name it once, with the sum of the scales",
+            param="adapters",
+        )
+    if not all(math.isfinite(use.scale) and use.scale for use in uses):
+        raise BadRequest("an adapter's scale must be a number other than 0", param="adapters")
+    if any(use.active_from < 0 for use in uses):
+        raise BadRequest("an adapter is active from a position before the first", param="adapters")
+    if not 0 < request.share < math.inf:
+        raise BadRequest("a tenant's share must be a number above 0", param="share")

@@ -16,6 +16,9 @@ MAX_NUM_SEQS = 64  # two to sixty-four CPU cores: beyond it steps only get longe
 MAX_NUM_BATCHED_TOKENS = 256  # a longer step would hold up the running streams
 QUEUE_FACTOR = 4  # queued requests per running sequence
 WORKSPACE_BYTES = 256 << 20  # activations and logits slices of a step, allocator slack
+ADAPTER_SHARE = 20  # adapters that can run get this part of the budget …
+MAX_ADAPTER_BYTES = 512 << 20  # … and not more than this, unless asked for
+HOST_FACTOR = 4  # adapters that wait to run, in bytes of those that can
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
 
 
@@ -27,6 +30,8 @@ class Fit:
     scheduler: SchedulerConfig
     arithmetic: tuple[str, ...]
     kv_bytes: int
+    adapter_bytes: int = 0  # of adapters that are placed; 0: none are served
+    adapter_host_bytes: int = 0  # of adapters that wait to be
 
 
 def available_bytes() -> int:
@@ -63,7 +68,8 @@ def fit(
     _check(options)
     scheduler = _bounds(options, model)
     sizes = _Sizes(options.block_size, kv_dtype, groups, scheduler)
-    budget = _kv_budget(options, available)
+    shares = _share(options, available)
+    budget = shares.kv
     longest = sizes.longest_sequence(budget)
     if longest < min(2 * options.block_size, scheduler.max_model_len):
         raise ConfigError(
@@ -94,15 +100,25 @@ def fit(
         dtype=kv_dtype,
         enable_prefix_caching=options.enable_prefix_caching,
     )
-    chosen = Fit(cache=cache, scheduler=scheduler, arithmetic=(), kv_bytes=sizes.bytes_for(tokens))
-    memory = _Memory(available=available, budget=budget)
-    return replace(chosen, arithmetic=_arithmetic(options, model, memory, chosen))
+    chosen = Fit(
+        cache=cache,
+        scheduler=scheduler,
+        arithmetic=(),
+        kv_bytes=sizes.bytes_for(tokens),
+        adapter_bytes=shares.adapters,
+        adapter_host_bytes=shares.adapters_host,
+    )
+    return replace(chosen, arithmetic=_arithmetic(options, model, shares, chosen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Memory:
+class _Shares:
+    """The one budget, as it is divided: KV gets what adapters leave."""
+
     available: int
-    budget: int
+    kv: int
+    adapters: int
+    adapters_host: int
 
 
 def _check(options: Options) -> None:
@@ -112,6 +128,10 @@ def _check(options: Options) -> None:
             raise ConfigError(f"{_flag(name)} must be at least 1, got {value}", param=name)
     if options.max_num_queued_reqs is not None and options.max_num_queued_reqs < 0:
         raise ConfigError("--max-num-queued-reqs must be at least 0", param="max_num_queued_reqs")
+    for name in ("adapter_memory_bytes", "adapter_host_bytes"):
+        value = getattr(options, name)
+        if value is not None and value < 0:
+            raise ConfigError(f"{_flag(name)} must be at least 0, got {value}", param=name)
     if not 1 <= options.block_size <= 256:
         raise ConfigError("--block-size must lie in 1 to 256; 16 is a good one", param="block_size")
     if not 0.0 < options.memory_utilization <= 1.0:
@@ -121,7 +141,12 @@ def _check(options: Options) -> None:
 
 
 def _flag(name: str) -> str:
-    return "--kv-cache-memory" if name == "kv_cache_bytes" else "--" + name.replace("_", "-")
+    known = {
+        "kv_cache_bytes": "--kv-cache-memory",
+        "adapter_memory_bytes": "--adapter-memory",
+        "adapter_host_bytes": "--adapter-host-memory",
+    }
+    return known.get(name, "--" + name.replace("_", "-"))
 
 
 def _bounds(options: Options, model: ModelInfo) -> SchedulerConfig:
@@ -152,19 +177,43 @@ def _bounds(options: Options, model: ModelInfo) -> SchedulerConfig:
     )
 
 
-def _kv_budget(options: Options, available: int) -> int:
+def _share(options: Options, available: int) -> _Shares:
+    """Divide what is free: workspace, adapters, KV. On a CPU adapters of both tiers lie there."""
     workspace = min(WORKSPACE_BYTES, available // 4)
-    if options.kv_cache_bytes is None:
-        return max(int(available * options.memory_utilization) - workspace, 0)
     most = max(available - workspace, 0)
-    if options.kv_cache_bytes > most:
+    usual = max(int(available * options.memory_utilization) - workspace, 0)
+    kv = options.kv_cache_bytes
+    if kv is not None and kv > most:
         raise ConfigError(
-            f"--kv-cache-memory {human(options.kv_cache_bytes)} is more than is free: "
+            f"--kv-cache-memory {human(kv)} is more than is free: "
             f"{human(available)}, less {human(workspace)} to work with. What fits: "
             f"--kv-cache-memory {_flag_value(most, up=False)}",
             param="kv_cache_memory",
         )
-    return options.kv_cache_bytes
+    device, host = _adapter_bytes(options, usual=usual, left=most - (kv or 0))
+    if device + host > most - (kv or 0):
+        beside = "" if kv is None else f", beside --kv-cache-memory {human(kv)},"
+        raise ConfigError(
+            f"--adapter-memory {human(device)} and --adapter-host-memory {human(host)} are more "
+            f"than is free{beside} {human(most - (kv or 0))}: lower one of them, or free memory",
+            param="adapter_memory",
+        )
+    if kv is None:
+        kv = max(min(usual - device, most - device - host), 0)
+    return _Shares(available=available, kv=kv, adapters=device, adapters_host=host)
+
+
+def _adapter_bytes(options: Options, *, usual: int, left: int) -> tuple[int, int]:
+    """Bytes of both tiers: what is asked for, else a share that fits what is left."""
+    device, host = options.adapter_memory_bytes, options.adapter_host_bytes
+    if device is None:
+        share = min(usual // ADAPTER_SHARE, MAX_ADAPTER_BYTES)
+        device = min(share, max(left - (host or 0), 0) // (1 if host else 2))
+    if device == 0:
+        return 0, 0
+    if host is None:
+        host = min(HOST_FACTOR * device, max(left - device, device))
+    return device, host
 
 
 class _Sizes:
@@ -218,19 +267,21 @@ class _Sizes:
         return min(tokens, limit)
 
 
-def _arithmetic(options: Options, model: ModelInfo, memory: _Memory, fit: Fit) -> tuple[str, ...]:
+def _arithmetic(options: Options, model: ModelInfo, shares: _Shares, fit: Fit) -> tuple[str, ...]:
     cache, scheduler = fit.cache, fit.scheduler
     num_sequences = cache.num_tokens / scheduler.max_model_len
     per_token = fit.kv_bytes / max(cache.num_tokens, 1)
     how = (
-        f"{options.memory_utilization:.0%} of it, less {human(WORKSPACE_BYTES)} to work with"
+        f"{options.memory_utilization:.0%} of it, less {human(WORKSPACE_BYTES)} to work with "
+        "and adapters"
         if options.kv_cache_bytes is None
         else "asked for"
     )
     per_token_text = f"{per_token / 1024:.1f} KiB each in {len(cache.groups)} group(s)"
     lines = [
-        f"weights {human(model.weight_bytes)}; free beside them {human(memory.available)}",
-        f"KV at most {human(memory.budget)} ({how}); taken {human(fit.kv_bytes)}",
+        f"weights {human(model.weight_bytes)}; free beside them {human(shares.available)}",
+        _adapter_arithmetic(options, shares),
+        f"KV at most {human(shares.kv)} ({how}); taken {human(fit.kv_bytes)}",
         f"{cache.num_tokens:,} tokens of KV at {per_token_text}",
         f"context {scheduler.max_model_len:,} tokens: {num_sequences:.1f} full sequences at once",
     ]
@@ -240,6 +291,19 @@ def _arithmetic(options: Options, model: ModelInfo, memory: _Memory, fit: Fit) -
             "give more memory to serve it whole"
         )
     return tuple(lines)
+
+
+def _adapter_arithmetic(options: Options, shares: _Shares) -> str:
+    if not shares.adapters:
+        asked = options.adapter_memory_bytes == 0
+        return "no adapters: " + ("as asked for" if asked else "no memory is left for them")
+    how = f"1/{ADAPTER_SHARE} of the budget, {human(MAX_ADAPTER_BYTES)} at most"
+    if options.adapter_memory_bytes is not None:
+        how = "asked for"
+    return (
+        f"adapters at most {human(shares.adapters)} ({how}), "
+        f"and {human(shares.adapters_host)} for those that wait to run"
+    )
 
 
 def human(num_bytes: int) -> str:

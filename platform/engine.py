@@ -11,25 +11,36 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from plait.platform.batch import build
 from plait.platform.core import Event, FinishReason, Span, SpanResult, StepPlan, StepResult
-from plait.platform.errors import InternalError
-from plait.platform.messages import Stats
+from plait.platform.errors import AdapterUnavailable, InternalError
+from plait.platform.messages import AdapterLoaded, Stats
 from plait.platform.output import OutputText
 from plait.platform.sampling import Sampler
 from plait.platform.scheduler import Commit, Scheduler
 from plait.platform.stopping import check_stop
 
 if TYPE_CHECKING:
+    from plait.adapters.info import AdapterState
+    from plait.adapters.pool import AdapterPool
+    from plait.platform.batch import AdapterSegment
     from plait.platform.config import EngineConfig
     from plait.platform.core import Request, Sequence, TokenLogprobs
     from plait.platform.executor import Executor
+    from plait.platform.messages import LoadAdapter
+    from plait.platform.strand import Strand
     from plait.platform.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+# What waits for adapters is asked for anew so often; what the loader has finished, at once.
+WAIT_S = 0.005
+
+_COUNTED = ("num_steps", "prompt_tokens", "generation_tokens", "adapter_rows")
 
 
 class Engine:
@@ -45,10 +56,14 @@ class Engine:
         executor: Executor,
         tokenizer: Tokenizer | None,
         *,
+        strands: SequenceOf[Strand] = (),
+        adapters: AdapterPool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self.scheduler = Scheduler(config.scheduler, config.cache)
+        self.scheduler = Scheduler(config.scheduler, config.cache, strands)
+        self._adapters = adapters
+        self._answers: list[AdapterLoaded] = []  # to adapters that no pool takes
         self._executor = executor
         self._tokenizer = tokenizer
         self._sampler = Sampler(config.model.vocab_size, config.model.eos_token_ids)
@@ -56,15 +71,17 @@ class Engine:
         self._seeds = random.Random(config.options.seed)  # None seeds from the system
         self._pending: list[Event] = []  # made outside a step
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
-        self._counts = {"num_steps": 0, "prompt_tokens": 0, "generation_tokens": 0}
+        self._counts = dict.fromkeys(_COUNTED, 0)
         self._last_rows = 0
         self._step_seconds = 0.0
 
     # --- what enters ---
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises `Overloaded` or `ContextLengthExceeded`."""
+        """Queue a request. Raises `Overloaded`, `ContextLengthExceeded`, `AdapterUnavailable`."""
         params = request.params
+        if request.adapters and self._adapters is None:
+            raise _no_adapters()
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(64)
         assert params.max_tokens is not None, "Intake resolves max_tokens"
         sequences = self.scheduler.add(
@@ -100,14 +117,56 @@ class Engine:
         """Sequences that have not ended."""
         return self.scheduler.num_unfinished
 
+    # --- adapters ---
+
+    def load_adapter(self, message: LoadAdapter) -> None:
+        """Begin to load a generation; after some steps `take_adapter_results` has the answer."""
+        if self._adapters is not None:
+            self._adapters.load(message)
+            return
+        error = _no_adapters()
+        self._answers.append(
+            AdapterLoaded(generation=message.generation, error=(error.code, error.message))
+        )
+
+    def pin_adapter(self, generation: str, pinned: bool) -> None:
+        """Keep a generation on the device, or let it be evicted. Raises kinds of `AdapterError`."""
+        if self._adapters is None:
+            raise _no_adapters()
+        self._adapters.pin(generation, pinned=pinned)
+
+    def drop_adapter(self, generation: str) -> None:
+        """Forget a generation once no sequence uses it; an unknown one is no error."""
+        if self._adapters is not None:
+            self._adapters.drop(generation)
+
+    def take_adapter_results(self) -> list[AdapterLoaded]:
+        """Answers to `load_adapter` since the last call."""
+        answers, self._answers = self._answers, []
+        return answers if self._adapters is None else self._adapters.take_answers()
+
+    def adapter_states(self) -> dict[str, AdapterState] | None:
+        """How all generations stand; None where nothing changed since the last call."""
+        return None if self._adapters is None else self._adapters.take_states()
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether adapters are under way, so that `step` may have something to do without work."""
+        return self._adapters is not None and self._adapters.busy
+
     # --- the step ---
 
     def step(self) -> list[Event]:
-        """Run one step; return what it made known, in no particular order of requests."""
+        """Run one step; return what it made known, in no particular order of requests.
+
+        Where all that is unfinished waits for adapters, it waits for them, for `WAIT_S` at most.
+        """
         began = self._clock()
         events, self._pending = self._pending, []
         plan = self.scheduler.plan(began)
         if plan is None:
+            if not events and self._adapters is not None and self._has_to_wait:
+                self._adapters.wait(WAIT_S)
             return events
         events += [self._final_event(sequence) for sequence in plan.finished]
         for span in plan.spans:
@@ -120,6 +179,10 @@ class Engine:
                 events += self._events(commit)
         self._count(plan, began)
         return events
+
+    @property
+    def _has_to_wait(self) -> bool:
+        return self.num_unfinished > 0 or self.is_loading
 
     def _compute(self, plan: StepPlan) -> StepResult:
         """Forward, logits, sampling. A fault is pinned on the spans that cause it.
@@ -141,6 +204,8 @@ class Engine:
 
     def _forward(self, plan: StepPlan) -> StepResult:
         batch = build(plan, self.config.cache.block_size)
+        if batch.adapter_segments:
+            self._counts["adapter_rows"] += _num_rows(batch.adapter_segments)
         hidden = self._executor.forward(batch)
         return self._sampler.sample(plan, batch, hidden, self._executor)
 
@@ -214,6 +279,7 @@ class Engine:
             last_step_rows=self._last_rows,
             step_seconds=self._step_seconds,
             **self._counts,
+            **({} if self._adapters is None else self._adapters.figures),
         )
 
     def _count(self, plan: StepPlan, began: float) -> None:
@@ -228,3 +294,18 @@ class Engine:
         if sequence.index == 0 and num_new == sequence.num_output_tokens:
             prompt_done = num_new > 0 or sequence.finish_reason is FinishReason.LENGTH
             self._counts["prompt_tokens"] += sequence.num_prompt_tokens * prompt_done
+
+
+def _no_adapters() -> AdapterUnavailable:
+    return AdapterUnavailable(
+        "this engine serves no adapters: it was started with --adapter-memory 0"
+    )
+
+
+def _num_rows(segments: SequenceOf[AdapterSegment]) -> int:
+    """Rows in one segment or more. They come by their first row."""
+    count = end = 0
+    for segment in segments:
+        count += max(0, segment.end - max(segment.start, end))
+        end = max(end, segment.end)
+    return count

@@ -21,12 +21,16 @@ from plait.platform.core import Event, FinishReason
 from plait.platform.errors import PlaitError
 from plait.platform.messages import (
     Abort,
+    AdapterStates,
     Add,
     Drain,
+    DropAdapter,
     Events,
     Failed,
     FromEngine,
     Heartbeat,
+    LoadAdapter,
+    PinAdapter,
     Ready,
     Start,
     Starting,
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 IDLE_HEARTBEAT_S = 1.0
+WAITING_HEARTBEAT_S = 0.1  # while everything waits for adapters, which is no step
+ADAPTER_STATES_S = 0.25
 
 
 def main() -> int:
@@ -126,24 +132,64 @@ def serve(link: Link, engine: Engine) -> None:
     While there is work, messages are taken between steps, so an abort holds from the next step.
     """
     draining = False
+    told = _Told()
     while not (draining and not engine.has_unfinished):
-        timeout_ms = 0 if engine.has_unfinished else int(IDLE_HEARTBEAT_S * 1000)
+        at_work = engine.has_unfinished or engine.is_loading
+        timeout_ms = 0 if at_work else int(IDLE_HEARTBEAT_S * 1000)
         while (message := link.receive(timeout_ms=timeout_ms)) is not None:
             draining |= isinstance(message, Drain)
             _handle(link, engine, message)
             timeout_ms = 0
         events = engine.step()
+        for result in engine.take_adapter_results():
+            link.send(result)
         if events:
             link.send(Events(events=events, stats=engine.stats))
-        else:
+        elif told.heartbeat_is_due(engine.stats.num_steps, at_work=at_work):
             link.send(Heartbeat(stats=engine.stats, unfinished=engine.num_unfinished))
+        if told.states_are_due() and (states := engine.adapter_states()) is not None:
+            link.send(AdapterStates(states=states))
     link.close()
+
+
+class _Told:
+    """When what was told last, so that nothing is told more often than anyone reads it."""
+
+    def __init__(self) -> None:
+        self._num_steps = -1
+        self._heartbeat_s = self._states_s = -1e9
+
+    def heartbeat_is_due(self, num_steps: int, *, at_work: bool) -> bool:
+        """After each step, and at times where there was none."""
+        now = time.monotonic()
+        stepped, self._num_steps = num_steps != self._num_steps, num_steps
+        due = stepped or not at_work or now - self._heartbeat_s >= WAITING_HEARTBEAT_S
+        if due:
+            self._heartbeat_s = now
+        return due
+
+    def states_are_due(self) -> bool:
+        """At most a few times a second."""
+        now = time.monotonic()
+        due = now - self._states_s >= ADAPTER_STATES_S
+        if due:
+            self._states_s = now
+        return due
 
 
 def _handle(link: Link, engine: Engine, message: ToEngine) -> None:
     if isinstance(message, Abort):
         for request_id in message.request_ids:
             engine.abort(request_id)
+    elif isinstance(message, LoadAdapter):
+        engine.load_adapter(message)
+    elif isinstance(message, PinAdapter):
+        try:
+            engine.pin_adapter(message.generation, message.pinned)
+        except PlaitError as error:  # the states tell that it is not pinned
+            log.warning("adapter %s: %s", message.generation[:12], error.message)
+    elif isinstance(message, DropAdapter):
+        engine.drop_adapter(message.generation)
     elif isinstance(message, Add):
         request = message.request
         if message.timeout_s is not None:

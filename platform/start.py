@@ -18,7 +18,9 @@ from plait.platform.intake import Intake
 from plait.platform.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from plait.adapters.pool import AdapterPool
     from plait.platform.engine import Engine
+    from plait.platform.executor import Executor
 
 OnPhase = Callable[[str, float], None]  # (phase, seconds); 0 seconds when it begins
 
@@ -56,7 +58,6 @@ def start_engine(options: Options, on_phase: OnPhase = lambda _phase, _seconds: 
         with _brief_spins():
             import torch
 
-        from plait.platform.engine import Engine
         from plait.platform.model import load_model
 
         torch.set_num_threads(max(1, options.num_threads or _num_cores()))
@@ -78,14 +79,47 @@ def start_engine(options: Options, on_phase: OnPhase = lambda _phase, _seconds: 
         )
         executor.allocate(fit.cache)
     config = EngineConfig(options=options, model=model, cache=fit.cache, scheduler=fit.scheduler)
-    engine = Engine(config, executor, tokenizer)
+    engine = make_engine(config, executor, tokenizer, fit)
     with phase("warm up"):
         _warm_up(engine, config, tokenizer)
     return Started(
         engine=engine,
         tokenizer=tokenizer,
         phases=phases,
-        facts={"arithmetic": list(fit.arithmetic), "kv_bytes": fit.kv_bytes},
+        facts={
+            "arithmetic": list(fit.arithmetic),
+            "kv_bytes": fit.kv_bytes,
+            "adapter_bytes": fit.adapter_bytes,
+            "adapter_host_bytes": fit.adapter_host_bytes,
+        },
+    )
+
+
+def make_engine(
+    config: EngineConfig, executor: Executor, tokenizer: Tokenizer | None, fit: budget.Fit
+) -> Engine:
+    """An engine with a strand for every feature that there is memory for."""
+    from plait.adapters.strand import AdapterStrand
+    from plait.platform.engine import Engine
+
+    if not fit.adapter_bytes:
+        return Engine(config, executor, tokenizer)
+    pool = _adapter_pool(config.options, executor, fit)
+    strand = AdapterStrand(pool, drain_s=config.options.adapter_drain_s)
+    return Engine(config, executor, tokenizer, strands=(strand,), adapters=pool)
+
+
+def _adapter_pool(options: Options, executor: Executor, fit: budget.Fit) -> AdapterPool:
+    from functools import partial
+
+    from plait.adapters.loading import load_adapter
+    from plait.adapters.pool import AdapterPool
+
+    return AdapterPool(
+        executor,
+        partial(load_adapter, sites=executor.sites, max_rank=options.max_adapter_rank),
+        device_bytes=fit.adapter_bytes,
+        host_bytes=fit.adapter_host_bytes,
     )
 
 
