@@ -51,9 +51,10 @@ PLAIT_INLINE void multiply_add(typename V::F (&sums)[kRows][kVecs], const float*
 }
 
 // t of one tile. As many chains run at once as registers hold; the order in each stays the same.
-template <class V, class W, int kRows, int kVecs>
+template <class V, class W, int kRows>
 void shrink_tile(const float* x, size_t x_stride, size_t inputs, const W* weight, size_t width,
                  float* t, size_t t_stride) {
+  constexpr int kVecs = kTileVecs<V>;
   constexpr int kAtOnce = groups_that_fit<V>(kRows * kVecs);
   typename V::F totals[kLoraChains][kRows][kVecs];
   PLAIT_UNROLL
@@ -116,13 +117,7 @@ void shrink_panel(const float* x, size_t x_stride, size_t inputs, const W* a, si
                   float* t, size_t t_stride) {
   for (size_t rank = 0; rank < ranks; rank += kTileOutputs) {
     const size_t width = smaller(kTileOutputs, ranks - rank);
-    const W* tile = a + rank * inputs;
-    if (2 * width <= kTileOutputs && kTileVecs<V> > 1) {
-      constexpr int kHalf = kTileVecs<V> > 1 ? kTileVecs<V> / 2 : 1;
-      shrink_tile<V, W, kRows, kHalf>(x, x_stride, inputs, tile, width, t + rank, t_stride);
-    } else {
-      shrink_tile<V, W, kRows, kTileVecs<V>>(x, x_stride, inputs, tile, width, t + rank, t_stride);
-    }
+    shrink_tile<V, W, kRows>(x, x_stride, inputs, a + rank * inputs, width, t + rank, t_stride);
   }
 }
 
@@ -146,11 +141,10 @@ void gather(const LoraJob& job, const W* a, float* t, size_t t_stride) {
 // --- expand --------------------------------------------------------------------------------------
 
 // A part, ready to be applied to some rows.
-template <class W>
 struct Expand {
   const float* t;
   size_t t_stride;
-  const W* b;
+  const void* b;
   size_t rank;
   size_t outputs;
   const float* b_bias;
@@ -158,28 +152,35 @@ struct Expand {
   const float* bias;
   float scale;
   void* out;
-  Element out_type;
   size_t out_stride;
+  void (*write)(const Expand& part, const float* sums, size_t rows, size_t tiles, size_t output);
 };
 
-template <class V, class W, class Out>
-PLAIT_INLINE void write(const Expand<W>& part, typename V::F sum, Out* out, size_t output,
-                        size_t count) {
+// Applies sums [rows][tiles * 16] to the outputs from `output` on.
+template <class V, class Out>
+void write(const Expand& part, const float* sums, size_t rows, size_t tiles, size_t output) {
   using F = typename V::F;
-  F y = load_some<V>(out, count);
-  if (part.b_bias != nullptr) sum = V::add(sum, V::load(part.b_bias + output));
   const F scale = V::broadcast(part.scale);
-  if (part.g == nullptr) {
-    y = V::fma(scale, sum, y);
-  } else {
-    const F bias = part.bias == nullptr ? V::zero() : V::load(part.bias + output);
-    y = V::fma(V::load(part.g + output), V::fma(scale, sum, V::sub(y, bias)), bias);
+  const size_t count = smaller(tiles * kTileOutputs, part.outputs - output);
+  for (size_t r = 0; r < rows; ++r, sums += tiles * kTileOutputs) {
+    Out* out = static_cast<Out*>(part.out) + r * part.out_stride + output;
+    for (size_t i = 0; i < count; i += V::kLanes) {
+      F sum = V::load(sums + i);
+      if (part.b_bias != nullptr) sum = V::add(sum, V::load(part.b_bias + output + i));
+      F y = load_some<V>(out + i, count - i);
+      if (part.g == nullptr) {
+        y = V::fma(scale, sum, y);
+      } else {
+        const F bias = part.bias == nullptr ? V::zero() : V::load(part.bias + output + i);
+        y = V::fma(V::load(part.g + output + i), V::fma(scale, sum, V::sub(y, bias)), bias);
+      }
+      store_some<V>(out + i, y, count - i);
+    }
   }
-  store_some<V>(out, y, count);
 }
 
-template <class V, class W, class Out, int kRows, int kTiles>
-PLAIT_INLINE void expand_tiles(const Expand<W>& part, size_t output) {
+template <class V, class W, int kRows, int kTiles>
+void expand_tiles(const Expand& part, size_t output) {
   constexpr int kVecs = kTiles * kTileVecs<V>;
   typename V::F sums[kRows][kVecs];
   PLAIT_UNROLL
@@ -187,9 +188,8 @@ PLAIT_INLINE void expand_tiles(const Expand<W>& part, size_t output) {
     PLAIT_UNROLL
     for (int v = 0; v < kVecs; ++v) sums[r][v] = V::zero();
   }
-  const size_t left = part.outputs - output;
-  const size_t width = smaller(kTileOutputs, left);
-  const W* b = part.b + output * part.rank;
+  const size_t width = smaller(kTileOutputs, part.outputs - output);
+  const W* b = static_cast<const W*>(part.b) + output * part.rank;
   const char* ahead = reinterpret_cast<const char*>(b) + kFetchAhead;
   for (size_t j = 0; j < part.rank; ++j) {
     if constexpr (kRows == 1) {
@@ -210,45 +210,34 @@ PLAIT_INLINE void expand_tiles(const Expand<W>& part, size_t output) {
       for (int v = 0; v < kVecs; ++v) sums[r][v] = V::fma(t, w[v], sums[r][v]);
     }
   }
+  float values[kRows][kVecs * V::kLanes];
   PLAIT_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    Out* row = static_cast<Out*>(part.out) + static_cast<size_t>(r) * part.out_stride;
     PLAIT_UNROLL
     for (int v = 0; v < kVecs; ++v) {
-      const size_t lane = static_cast<size_t>(v) * V::kLanes;
-      if (lane < left) {
-        write<V>(part, sums[r][v], row + output + lane, output + lane, left - lane);
-      }
+      V::store(&values[r][static_cast<size_t>(v) * V::kLanes], sums[r][v]);
     }
   }
+  part.write(part, values[0], kRows, kTiles, output);
 }
 
-template <class V, class W, class Out, int kRows>
-void expand_panel(const Expand<W>& part) {
+template <class V, class W, int kRows>
+void expand_panel(const Expand& part) {
   constexpr int kTiles = groups_that_fit<V>(kRows * kTileVecs<V>);
   size_t output = 0;
   for (; output + kTiles * kTileOutputs <= part.outputs; output += kTiles * kTileOutputs) {
-    expand_tiles<V, W, Out, kRows, kTiles>(part, output);
+    expand_tiles<V, W, kRows, kTiles>(part, output);
   }
   if constexpr (kTiles > 1) {
     for (; output < part.outputs; output += kTileOutputs) {
-      expand_tiles<V, W, Out, kRows, 1>(part, output);
+      expand_tiles<V, W, kRows, 1>(part, output);
     }
   } else if (output < part.outputs) {
-    expand_tiles<V, W, Out, kRows, 1>(part, output);
+    expand_tiles<V, W, kRows, 1>(part, output);
   }
 }
 
 // --- around them ---------------------------------------------------------------------------------
-
-template <class V, class W, int kRows>
-void expand_rows(const Expand<W>& part) {
-  if (part.out_type == Element::kFloat32) {
-    expand_panel<V, W, float, kRows>(part);
-  } else {
-    expand_panel<V, W, uint16_t, kRows>(part);
-  }
-}
 
 // Calls body.template run<rows>() for a number of rows known when compiling.
 template <class V, int kRows, class Body>
@@ -280,11 +269,11 @@ struct ShrinkPanel {
 
 template <class V, class W>
 struct ExpandPanel {
-  Expand<W> part;
+  Expand part;
 
   template <int kRows>
   void run() const {
-    expand_rows<V, W, kRows>(part);
+    expand_panel<V, W, kRows>(part);
   }
 };
 
@@ -298,14 +287,14 @@ void expand_part(const LoraJob& job, const LoraPart& part, const float* t, size_
   const char* weights = job.segment->weights;
   ExpandPanel<V, W> panel;
   panel.part.t_stride = t_stride;
-  panel.part.b = reinterpret_cast<const W*>(weights + part.b);
+  panel.part.b = weights + part.b;
   panel.part.rank = static_cast<size_t>(part.rank);
   panel.part.outputs = static_cast<size_t>(part.outputs);
   panel.part.b_bias = vector_at(weights, part.b_bias);
   panel.part.g = vector_at(weights, part.g);
   panel.part.bias = vector_at(weights, part.bias);
   panel.part.scale = static_cast<float>(job.segment->scale * part.scale);
-  panel.part.out_type = job.out_type;
+  panel.part.write = job.out_type == Element::kFloat32 ? &write<V, float> : &write<V, uint16_t>;
   panel.part.out_stride = job.out_stride;
   for (size_t p = 0; p < panels.count; ++p) {
     const size_t row = panels.first_row(p);
