@@ -6,7 +6,8 @@ read once, into the tensors that the adapter keeps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -27,15 +28,18 @@ from plait.adapters.files import (
     read_header,
     read_small,
 )
+from plait.adapters.header import SafetensorsHeader
 from plait.adapters.identity import generation_of
 from plait.adapters.info import AdapterInfo, LoadReport
 from plait.adapters.peft_config import PeftConfig, parse_config
 from plait.adapters.plan import Layout, LowRankPlan, Plan, make_plan
 from plait.adapters.report import changes_nothing, make_report, num_bytes
 from plait.adapters.sites import ModelSites
-from plait.adapters.tables import BaseWeight, make_tables
+from plait.adapters.tables import BaseRows, make_tables
 from plait.adapters.tensors import not_finite, read_tensors
 from plait.platform.errors import AdapterStorageFailed, InvalidAdapter
+
+SitesOf = ModelSites | Callable[[PeftConfig, SafetensorsHeader], ModelSites]
 
 
 def load_adapter(
@@ -45,23 +49,20 @@ def load_adapter(
     *,
     max_rank: int,
     allow_zero_delta: bool = False,
-    base_weight: BaseWeight | None = None,
+    base_rows: BaseRows | None = None,
 ) -> Adapter:
     """Read the adapter of `generation` from its directory, whole or not at all.
 
-    PEFT saves an embedding's or head's base weight beside its LoRA. Given `base_weight`, what is
+    PEFT saves an embedding's or head's base weight beside its LoRA. Given `base_rows`, what is
     as in the base is dropped, and a few changed rows are kept as rows; else it is kept whole.
 
     Raises kinds of `AdapterError`, with a `report` as far as it came.
     """
-    files = _read(generation, directory, sites, max_rank)
-    broken = not_finite(files.tensors)
-    if broken:
-        raise InvalidAdapter(
-            f"{len(broken)} tensors hold NaN or infinity, such as {broken[0]}",
-            report=LoadReport(num_tensors=len(files.tensors), not_finite=broken),
-        )
-    adapter = _make(generation, files, max_rank, base_weight, sites)
+    files = _read(directory, sites, max_rank)
+    # The store names a directory by what is in it.
+    if directory.name == generation != files.generation and len(generation) == 64:
+        raise AdapterStorageFailed("the stored adapter is not what was stored; load it again")
+    adapter = _make(generation, files, max_rank, base_rows, sites)
     if changes_nothing(adapter) and not allow_zero_delta:
         raise InvalidAdapter(
             "the adapter changes nothing: every change in it is zero, as before training; "
@@ -71,48 +72,73 @@ def load_adapter(
     return adapter
 
 
-@dataclass(frozen=True, slots=True)
+def inspect_adapter(directory: Path, sites: SitesOf, *, max_rank: int) -> Adapter:
+    """Read the adapter in any directory, under its own generation, to look at it.
+
+    `sites` may be a function that makes them of the files. A change of nothing is no error.
+    """
+    files = _read(directory, sites, max_rank, follow_links=True)
+    return _make(files.generation, files, max_rank, None, files.sites)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Files:
     """What a directory holds."""
 
+    generation: str
     config: PeftConfig
+    sites: ModelSites
     plan: Plan
     tensors: Mapping[str, Tensor]
 
 
-def _read(generation: str, directory: Path, sites: ModelSites, max_rank: int) -> _Files:
+def _read(directory: Path, sites: SitesOf, max_rank: int, *, follow_links: bool = False) -> _Files:
     limits = FileLimits()
     with open_directory(directory) as folder:
         small: dict[str, bytes] = {}
         for name in (CONFIG, BUNDLE, ADDED_TOKENS):
-            try:
-                small[name] = read_small(folder, name, limit=limits.config_bytes)
-            except FileNotFoundError:
-                if name == CONFIG:
-                    raise InvalidAdapter(f"{CONFIG} is missing") from None
+            with contextlib.suppress(FileNotFoundError):
+                small[name] = read_small(
+                    folder, name, limit=limits.config_bytes, follow_links=follow_links
+                )
+        if CONFIG not in small:
+            raise InvalidAdapter(f"{CONFIG} is missing")
         config = parse_config(small[CONFIG], limits)
-        with open_weights(folder, limits) as file:
+        with open_weights(folder, limits, follow_links=follow_links) as file:
             raw, header = read_header(file, limits)
+            if not isinstance(sites, ModelSites):
+                sites = sites(config, header)
             plan = make_plan(config, header, sites, max_rank=max_rank)
             tensors, weights_digest = read_tensors(file, raw, header)
-    # The store names a directory by what is in it.
-    if directory.name == generation and len(generation) == 64:
-        digests = {name: sha256(data).hexdigest() for name, data in small.items()}
-        if generation_of({**digests, WEIGHTS: weights_digest}) != generation:
-            raise AdapterStorageFailed("the stored adapter is not what was stored; load it again")
-    return _Files(config, plan, tensors)
+    _check_finite(tensors)
+    digests = {name: sha256(data).hexdigest() for name, data in small.items()}
+    return _Files(
+        generation=generation_of({**digests, WEIGHTS: weights_digest}),
+        config=config,
+        sites=sites,
+        plan=plan,
+        tensors=tensors,
+    )
+
+
+def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+    broken = not_finite(tensors)
+    if broken:
+        raise InvalidAdapter(
+            f"{len(broken)} tensors hold NaN or infinity, such as {broken[0]}",
+            report=LoadReport(num_tensors=len(tensors), not_finite=broken),
+        )
 
 
 def _make(
     generation: str,
     files: _Files,
     max_rank: int,
-    base_weight: BaseWeight | None,
+    base_rows: BaseRows | None,
     sites: ModelSites,
 ) -> Adapter:
     low_rank = _low_rank(files.plan, files.tensors, max_rank)
-    with_low_rank = {part.site.name for part in low_rank}
-    tables = make_tables(files.plan, files.tensors, with_low_rank, base_weight)
+    tables = make_tables(files.plan, files.tensors, base_rows)
     adapter = Adapter(
         info=AdapterInfo(generation=generation, report=LoadReport()),
         low_rank=tuple(low_rank),

@@ -279,7 +279,7 @@ class _Planner:
     def _whole(self, site: Site, roles: Mapping[Role, str]) -> WholePlan:
         self._refuse_on_alora(site)
         name, bias = roles[Role.WEIGHT], roles.get(Role.BIAS)
-        rows, width = _table(site)
+        rows, width = table_size(site)
         shape = self.shapes[name]
         if len(shape) != 2 or shape[1] != width or shape[0] < rows:
             raise InvalidAdapter(
@@ -291,7 +291,7 @@ class _Planner:
 
     def _rows(self, module: str, roles: Mapping[Role, str], site: Site) -> RowsPlan:
         ids = self._token_ids(module)
-        self._check_shape(roles[Role.TOKENS], (len(ids), _table(site)[1]))
+        self._check_shape(roles[Role.TOKENS], (len(ids), table_size(site)[1]))
         followers: tuple[Site, ...] = ()
         if site.kind == SiteKind.EMBEDDING and self.sites.is_tied:
             followers = tuple(s for s in self._heads() if not self._has_own_rows(s))
@@ -332,22 +332,22 @@ class _Planner:
             widths[whole.site.name] = self.shapes[whole.weight][0]
         for plan in self.rows:
             for site in plan.sites:
-                known = widths.get(site.name, _table(site)[0])
+                known = widths.get(site.name, table_size(site)[0])
                 widths[site.name] = _width_with(site, known, plan.token_ids)
         tables = {
             s.kind: s
             for s in self.sites.sites.values()
             if s.kind in (SiteKind.EMBEDDING, SiteKind.HEAD)
         }
-        new = {kind for kind, s in tables.items() if widths.get(s.name, 0) > _table(s)[0]}
+        new = {kind for kind, s in tables.items() if widths.get(s.name, 0) > table_size(s)[0]}
         if not new:
             return None
-        sizes = {widths.get(s.name, _table(s)[0]) for s in tables.values()}
+        sizes = {widths.get(s.name, table_size(s)[0]) for s in tables.values()}
         if len(sizes) != 1 or len(tables) != 2:
             raise InvalidAdapter(
                 "the adapter adds tokens to the embedding and to the head in different numbers: "
                 + " and ".join(
-                    f"{widths.get(s.name, _table(s)[0])} in all" for s in tables.values()
+                    f"{widths.get(s.name, table_size(s)[0])} in all" for s in tables.values()
                 )
             )
         return sizes.pop()
@@ -442,8 +442,8 @@ class _Planner:
         return Layout.EXPERTS if is_new else Layout.EXPERTS_SWAPPED
 
 
-def _table(site: Site) -> tuple[int, int]:
-    """Rows (tokens) and their width."""
+def table_size(site: Site) -> tuple[int, int]:
+    """Rows (tokens) of an embedding or head, and their width."""
     if site.kind == SiteKind.EMBEDDING:
         return site.in_features, site.out_features
     return site.out_features, site.in_features

@@ -10,7 +10,7 @@ from torch import Tensor
 from plait.adapters.adapter import Adapter, LowRank, Rows, Whole
 from plait.adapters.digests import is_change, kv_digest, tower_digest
 from plait.adapters.info import LoadReport, SiteReport
-from plait.adapters.sites import SiteKind
+from plait.adapters.sites import Site, SiteKind
 
 
 def make_report(
@@ -22,7 +22,6 @@ def make_report(
     warnings: tuple[str, ...],
 ) -> LoadReport:
     """The report of an adapter that was made."""
-    parts = (*adapter.low_rank, *adapter.rows, *adapter.wholes)
     tables = [_table_report(part, "rows", table_norms) for part in adapter.rows]
     tables += [_table_report(part, "whole", table_norms) for part in adapter.wholes]
     return LoadReport(
@@ -30,11 +29,18 @@ def make_report(
         num_tensors=num_tensors,
         changes_kv=bool(kv_digest(adapter)),
         changes_tower=bool(tower_digest(adapter)),
-        changes_head=any(part.site.kind == SiteKind.HEAD for part in parts),
+        changes_head=any(site.kind == SiteKind.HEAD for site in sites_of(adapter)),
         changes_vocabulary=changes_vocabulary,
         num_bytes=num_bytes(adapter),
         warnings=warnings,
     )
+
+
+def sites_of(adapter: Adapter) -> set[Site]:
+    """All sites that an adapter has something for."""
+    low_rank = {part.site for part in adapter.low_rank}
+    rows, wholes = {part.site for part in adapter.rows}, {part.site for part in adapter.wholes}
+    return low_rank | rows | wholes
 
 
 def _table_report(part: Rows | Whole, kind: str, norms: Mapping[str, float]) -> SiteReport:

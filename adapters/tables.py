@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from plait.adapters.adapter import Rows, Whole
-from plait.adapters.plan import Plan, RowsPlan
+from plait.adapters.plan import Plan, RowsPlan, table_size
 from plait.adapters.sites import Site
 
-# The weight `[V, H]` of an embedding or head; None where it cannot be had.
-BaseWeight = Callable[[Site], Tensor | None]
+# The base's rows `[n, H]` of an embedding or head, for ids that it has.
+BaseRows = Callable[[Site, Tensor], Tensor]
+
+_ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +27,11 @@ class Tables:
     norms: Mapping[str, float]  # by site
 
 
-def make_tables(
-    plan: Plan,
-    tensors: Mapping[str, Tensor],
-    with_low_rank: set[str],
-    base_weight: BaseWeight | None,
-) -> Tables:
+def make_tables(plan: Plan, tensors: Mapping[str, Tensor], base_rows: BaseRows | None) -> Tables:
     """Rows and wholes by the plan, at most one of both for each site.
 
-    With `base_weight`, what is as in the base is dropped, and a whole of which few rows differ
-    becomes rows, unless a low-rank change (sites in `with_low_rank`) belongs to the whole.
+    With `base_rows`, what is as in the base is dropped, and a whole of which at most half differs
+    becomes rows.
     """
     wholes = {
         each.site.name: Whole(
@@ -47,19 +44,12 @@ def make_tables(
     rows = {made.site.name: made for each in plan.rows for made in _rows(each, tensors)}
     for name in wholes.keys() & rows.keys():
         wholes[name] = _with_rows(wholes[name], rows.pop(name))
-    found: list[Rows | Whole] = []
-    norms: dict[str, float] = {}
     parts: list[Rows | Whole] = [*rows.values(), *wholes.values()]
-    for part in parts:
-        base = base_weight(part.site) if base_weight else None
-        kept = part if base is None else _reduce(part, base, part.site.name in with_low_rank)
-        if kept is not None:
-            found.append(kept)
-            norms[kept.site.name] = _norm(kept, base)
+    found = [kept for part in parts if (kept := _reduce(part, base_rows)) is not None]
     return Tables(
         rows=tuple(p for p in found if isinstance(p, Rows)),
         wholes=tuple(p for p in found if isinstance(p, Whole)),
-        norms=norms,
+        norms={part.site.name: _norm(part, base_rows) for part in found},
     )
 
 
@@ -77,41 +67,42 @@ def _with_rows(whole: Whole, rows: Rows) -> Whole:
     return replace(whole, weight=weight)
 
 
-def _reduce(part: Rows | Whole, base: Tensor, has_low_rank: bool) -> Rows | Whole | None:
+def _reduce(part: Rows | Whole, base_rows: BaseRows | None) -> Rows | Whole | None:
     """The same change, as little of it as there is; compared as the base would store it."""
-    if isinstance(part, Rows):
-        kept = _differing(part.token_ids, part.rows, base)
-        if len(kept) == 0:
-            return None
-        if len(kept) == len(part.token_ids):
-            return part
-        return replace(part, token_ids=part.token_ids[kept], rows=part.rows[kept])
-    if part.bias is not None:
+    if base_rows is None or (isinstance(part, Whole) and part.bias is not None):
         return part
-    ids = _differing(torch.arange(part.weight.shape[0]), part.weight, base)
-    if len(ids) == 0:
-        return None
-    if has_low_rank or len(ids) > base.shape[0] // 2:
-        return part
-    return Rows(site=part.site, token_ids=ids, rows=part.weight[ids])
-
-
-def _differing(ids: Tensor, rows: Tensor, base: Tensor) -> Tensor:
-    """Positions in `ids` whose rows the base has not, or has otherwise."""
-    inside = ids < base.shape[0]
+    ids, rows = _ids_and_rows(part)
     differs = torch.ones(len(ids), dtype=torch.bool)
-    differs[inside] = (rows[inside].to(base.dtype) != base[ids[inside]]).any(1)
-    return differs.nonzero().flatten()
+    for where, base in _pieces(part.site, ids, base_rows):
+        differs[where] = (rows[where].to(base.dtype) != base).any(1)
+    if not bool(differs.any()):
+        return None
+    is_sparse = int(differs.sum()) <= len(ids) // 2
+    if isinstance(part, Whole) and not is_sparse:
+        return part
+    return Rows(site=part.site, token_ids=ids[differs], rows=rows[differs])
 
 
-def _norm(part: Rows | Whole, base: Tensor | None) -> float:
+def _norm(part: Rows | Whole, base_rows: BaseRows | None) -> float:
     """Size of the change; of what stands there, as far as the base is not known."""
+    ids, rows = _ids_and_rows(part)
+    squares = rows.float().square().sum(1)
+    if base_rows is not None:
+        for where, base in _pieces(part.site, ids, base_rows):
+            squares[where] = (rows[where].float() - base.float()).square().sum(1)
+    return float(squares.sum().sqrt())
+
+
+def _ids_and_rows(part: Rows | Whole) -> tuple[Tensor, Tensor]:
     if isinstance(part, Rows):
-        ids, rows = part.token_ids, part.rows.float()
-    else:
-        ids, rows = torch.arange(part.weight.shape[0]), part.weight.float()
-    if base is not None:
-        inside = ids < base.shape[0]
-        rows = rows.clone()
-        rows[inside] -= base[ids[inside]].float()
-    return float(rows.norm())
+        return part.token_ids, part.rows
+    return torch.arange(part.weight.shape[0]), part.weight
+
+
+def _pieces(site: Site, ids: Tensor, base_rows: BaseRows) -> Iterator[tuple[Tensor, Tensor]]:
+    """The base's rows of those ids that it has, with their positions, some at a time."""
+    num_rows, _ = table_size(site)
+    known = (ids < num_rows).nonzero().flatten()
+    for at in range(0, len(known), _ROWS_AT_ONCE):
+        where = known[at : at + _ROWS_AT_ONCE]
+        yield where, base_rows(site, ids[where])
