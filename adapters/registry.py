@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -78,17 +78,22 @@ class Lease:
             registry._release(self.generations)
 
 
+def is_name(text: str) -> bool:
+    """Whether an adapter may be named so."""
+    return _NAME.match(text) is not None
+
+
 def is_generation(text: str) -> bool:
     """Whether `text` is written as a generation is: 64 lower-case hexadecimal digits."""
     return _GENERATION.match(text) is not None
 
 
 class AdapterRegistry:
-    """The one owner of names; see the module. `served` are base names that no adapter may take."""
+    """The one owner of names; see the module. no adapter takes a name that `is_served`."""
 
-    def __init__(self, *, served: Iterable[str], max_names: int) -> None:
+    def __init__(self, *, is_served: Callable[[str], bool], max_names: int) -> None:
         self.max_names = max_names
-        self._served = frozenset(served)
+        self._is_served = is_served
         self._names: dict[str, Named] = {}  # least recently used first
         self._num_names: Counter[str] = Counter()  # by generation
         self._num_leases: Counter[str] = Counter()
@@ -112,6 +117,16 @@ class AdapterRegistry:
         if named is None:
             raise AdapterNotFound(f"no adapter {name[:64]!r} is loaded", param="lora_name")
         return named
+
+    def generation_of(self, name: str) -> str | None:
+        """Where `name` points now; None where it is not loaded."""
+        named = self._names.get(name)
+        return None if named is None else named.generation
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether `take_unreferenced` may have something to give."""
+        return bool(self._suspects)
 
     def names_of(self, generation: str) -> list[str]:
         """All names of a generation."""
@@ -245,13 +260,13 @@ class AdapterRegistry:
         )
 
     def _check_name(self, name: str) -> None:
-        if not _NAME.match(name):
+        if not is_name(name):
             raise InvalidAdapterName(
                 "an adapter's name has 1 to 64 letters, digits and ._- (not dots alone), "
                 f"not {name[:80]!r}",
                 param="lora_name",
             )
-        if name in self._served:
+        if self._is_served(name):
             raise InvalidAdapterName(
                 f"{name!r} is the name of the served model: give the adapter another",
                 param="lora_name",

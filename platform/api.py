@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from plait.adapters.info import AdapterInfo, LoadReport
 from plait.platform.core import FinishReason, InvalidParameter, SamplingParams, TokenLogprobs
 from plait.platform.errors import (
+    AdapterError,
+    AdapterNotFound,
     BadRequest,
     ConfigError,
     ContextLengthExceeded,
@@ -18,6 +21,9 @@ from plait.platform.outputs import CompletionDelta, CompletionOutput, RequestOut
 
 __all__ = [
     "LLM",
+    "AdapterError",
+    "AdapterInfo",
+    "AdapterNotFound",
     "BadRequest",
     "CompletionDelta",
     "CompletionOutput",
@@ -26,6 +32,7 @@ __all__ = [
     "DeadlineExceeded",
     "FinishReason",
     "InvalidParameter",
+    "LoadReport",
     "ModelUnsupported",
     "Overloaded",
     "PlaitError",

@@ -48,6 +48,11 @@ class ChatTemplate:
                 f"the chat template does not compile: {error}", param="chat_template"
             ) from error
 
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Text of `bos_token` and the like, as templates write it."""
+        return self._special_tokens
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

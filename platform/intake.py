@@ -37,7 +37,7 @@ class Intake:
         self._max_model_len = config.scheduler.max_model_len
         self._eos = config.model.eos_token_ids
 
-    def request(
+    def request(  # noqa: PLR0913 (what a request is made of)
         self,
         *,
         request_id: str,

@@ -11,16 +11,30 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
+from plait.adapters.registry import Wish
+from plait.platform.bundles import with_defaults
 from plait.platform.config import Options
 from plait.platform.core import Request, SamplingParams
-from plait.platform.errors import BadRequest, ConfigError, InternalError, PlaitError, by_code
+from plait.platform.errors import (
+    AdapterError,
+    BadRequest,
+    ConfigError,
+    InternalError,
+    PlaitError,
+    by_code,
+)
 from plait.platform.intake import Intake
+from plait.platform.llm_adapters import Adapter, LocalAdapters, per_prompt
 from plait.platform.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from plait.platform.start import start_engine
+
+if TYPE_CHECKING:
+    from plait.adapters.info import AdapterInfo
 
 # Iterables of numpy's or torch's integers, and generators, do as well as lists.
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt_token_ids": …}
@@ -31,15 +45,22 @@ class LLM:
     """A model loaded into this process. Not thread-safe.
 
     `model` is a directory, a GGUF file or a hub id; None is the embedded SmolLM2. Further
-    options are those of `plait serve` (`plait.platform.config.Options`). Raises `ConfigError` or
-    `ModelUnsupported` with the exact cause.
+    options are those of `plait serve` (`plait.platform.config.Options`). `adapters` maps names to
+    directories or hub ids of LoRA adapters. Raises `ConfigError` or `ModelUnsupported` with the
+    exact cause, `AdapterError` where an adapter does not fit.
 
         llm = LLM()
         for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0)):
             print(output.outputs[0].text)
     """
 
-    def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        adapters: Mapping[str, str | os.PathLike[str]] | None = None,
+        **options: Any,
+    ) -> None:
         started = start_engine(_options(model, options))
         self.config = started.engine.config
         self.tokenizer = started.tokenizer
@@ -47,36 +68,86 @@ class LLM:
         self._intake = Intake(self.config, self.tokenizer)
         self._ids = itertools.count()
         self._running: dict[str, _Job] = {}
+        self._adapters = LocalAdapters(self._engine, self.tokenizer, self._step)
+        for name, source in (adapters or {}).items():
+            self.load_adapter(name, source)
+
+    # --- adapters ---
+
+    def load_adapter(  # noqa: PLR0913 (a public call, all by name)
+        self,
+        name: str,
+        source: str | os.PathLike[str] | None = None,
+        *,
+        tensors: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        replace: bool = False,
+        expected_generation: str | None = None,
+        pinned: bool = False,
+        allow_zero_delta: bool = False,
+    ) -> AdapterInfo:
+        """Load a LoRA adapter under a name: a directory, a hub id, or torch tensors with a config.
+
+        `tensors` and `config` are what PEFT would save. With `replace` the name may be taken, with
+        `expected_generation` by this generation only; answers under way stay with the old one.
+        `pinned` keeps it on the device. Raises the `AdapterError` that says what is wrong; then
+        nothing has changed.
+        """
+        wish = Wish(
+            name=name,
+            replace=replace,
+            expected_generation=expected_generation,
+            pinned=pinned,
+            allow_zero_delta=allow_zero_delta,
+        )
+        place = None if source is None else os.fspath(source)
+        return self._adapters.load(wish, source=place, tensors=tensors, config=config).info
+
+    def unload_adapter(self, name: str, *, expected_generation: str | None = None) -> None:
+        """Forget a name; answers under way go on. Raises `AdapterNotFound`."""
+        self._adapters.unload(name, expected_generation)
+
+    def list_adapters(self) -> dict[str, AdapterInfo]:
+        """What is loaded, by name."""
+        return {named.name: named.info for named in self._adapters.entries()}
+
+    # --- answers ---
 
     def generate(
         self,
         prompts: Prompt | Iterable[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: Adapter | Sequence[Adapter] = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer every prompt, in the order given.
 
-        `params` is one for all or one per prompt. Every prompt is checked before the first is
+        `params` is one for all or one per prompt, and so is `adapter`: a name, or a list of
+        (name, scale) whose changes add up. Every prompt is checked before the first is
         computed: `BadRequest` names the one that cannot be served. A request that fails later
         has `finish_reason` "error" and `error` on its outputs; the others are not touched.
         """
         several = _several(prompts)
-        all_params = _per_prompt(SamplingParams() if params is None else params, len(several))
-        jobs = [
-            self._job(*pair, at=i) for i, pair in enumerate(zip(several, all_params, strict=True))
-        ]
-        return self._run_all(jobs, progress=progress)
+        all_params = _per_prompt(params, len(several))
+        adapters = per_prompt(adapter, len(several))
+        with ExitStack() as held:
+            jobs = [
+                self._job(*each, held, at=i)
+                for i, each in enumerate(zip(several, all_params, adapters, strict=True))
+            ]
+            return self._run_all(jobs, progress=progress)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: Adapter | Sequence[Adapter] = None,
         progress: bool | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, through the model's chat template.
+        """Answer one conversation or several, through the model's or its adapter's chat template.
 
         `template` goes to the template: `tools`, `add_generation_prompt`,
         `continue_final_message`, `template_kwargs`.
@@ -84,29 +155,52 @@ class LLM:
         many = _listed(messages, "messages")
         if many and isinstance(many[0], Mapping):
             many = [many]
-        prompts = [self._chat_prompt(conversation, template) for conversation in many]
-        return self.generate(prompts, params, progress=progress)
+        prompts = [
+            self._chat_prompt(conversation, one, template)
+            for conversation, one in zip(many, per_prompt(adapter, len(many)), strict=True)
+        ]
+        return self.generate(prompts, params, adapter=adapter, progress=progress)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        adapter: Adapter = None,
     ) -> Iterator[CompletionDelta]:
         """Answer one prompt, handing out what each step adds.
 
         Leaving the loop early aborts what is unfinished. Raises `PlaitError` where the request
         fails on the way.
         """
-        request, output = self._job(prompt, params or SamplingParams(), at=0)
-        yield from self._stream(request, output)
+        (one,) = per_prompt(adapter, 1)
+        with ExitStack() as held:
+            request, output = self._job(prompt, params, one, held, at=0)
+            yield from self._stream(request, output)
 
     def stream_chat(
-        self, messages: Messages, params: SamplingParams | None = None, **template: Any
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        adapter: Adapter = None,
+        **template: Any,
     ) -> Iterator[CompletionDelta]:
         """`stream` for one conversation."""
-        yield from self.stream(self._chat_prompt(messages, template), params)
+        prompt = self._chat_prompt(messages, adapter, template)
+        yield from self.stream(prompt, params, adapter=adapter)
+
+    def encode_chat(
+        self, messages: Messages, *, adapter: Adapter = None, **template: Any
+    ) -> list[int]:
+        """Token ids of a conversation, as `chat` would have it answered."""
+        ids: list[int] = self._chat_prompt(messages, adapter, template)["prompt_token_ids"]
+        return ids
 
     def close(self) -> None:
-        """Abort what runs; memory goes with the object."""
+        """Abort what runs, remove copies of adapters; memory goes with the object."""
         self._abort(list(self._running))
+        self._adapters.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -121,22 +215,37 @@ class LLM:
 
     # --- requests ---
 
-    def _chat_prompt(self, messages: Messages, template: dict[str, Any]) -> dict[str, Any]:
-        text = self.tokenizer.render_chat(messages, **template)
+    def _chat_prompt(
+        self, messages: Messages, adapter: Adapter, template: dict[str, Any]
+    ) -> dict[str, Any]:
+        text = self._adapters.tokenizer(adapter).render_chat(messages, **template)
         return {
             "prompt": text,
             "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False),
         }
 
     def _job(
-        self, prompt: Prompt, params: SamplingParams, *, at: int
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        adapter: Adapter,
+        held: ExitStack,
+        *,
+        at: int,
     ) -> tuple[Request, RequestOutput]:
         text, ids = self._tokenize(prompt)
         try:
+            chosen = self._adapters.choose(adapter, held)
+            if params is None:
+                only = self._adapters.only(chosen)
+                params = with_defaults(SamplingParams(), None if only is None else only.bundle)
             request = self._intake.request(
-                request_id=f"llm-{next(self._ids)}", prompt_token_ids=ids, params=params
+                request_id=f"llm-{next(self._ids)}",
+                prompt_token_ids=ids,
+                params=params,
+                adapters=[(one.info, one.scale) for one in chosen],
             )
-        except BadRequest as error:
+        except (BadRequest, AdapterError) as error:
             raise type(error)(f"prompt {at}: {error.message}", param=error.param) from None
         outputs = [
             CompletionOutput(index=i, logprobs=None if params.logprobs is None else [])
@@ -147,6 +256,7 @@ class LLM:
             prompt=text,
             prompt_token_ids=list(request.prompt_token_ids),
             outputs=outputs,
+            adapter_generations=tuple(one.info.generation for one in chosen),
         )
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
@@ -340,9 +450,9 @@ def _several(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
 
 
 def _per_prompt(
-    params: SamplingParams | Sequence[SamplingParams], count: int
-) -> list[SamplingParams]:
-    if isinstance(params, SamplingParams):
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
         return [params] * count
     params = _listed(params, "params")
     if any(not isinstance(one, SamplingParams) for one in params):

@@ -35,6 +35,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     prompt_logprobs: list[TokenLogprobs] | None = None  # for every prompt token but the first
     num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    adapter_generations: tuple[str, ...] = ()  # of the adapters that answered; empty: the base
 
     @property
     def finished(self) -> bool:

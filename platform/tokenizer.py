@@ -8,6 +8,7 @@ Remote code is never run. All methods may be called from several threads at once
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,16 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether `render_chat` can work."""
         return bool(self._templates)
+
+    def with_chat_template(self, source: str) -> Tokenizer:
+        """This tokenizer with another chat template. Raises `ConfigError` where it is none."""
+        from plait.platform.chat_template import ChatTemplate
+
+        own = self._templates.get("default")
+        named = {} if own is None else own.special_tokens
+        other = copy.copy(self)
+        other._templates = {"default": ChatTemplate(source, named)}
+        return other
 
     def render_chat(
         self,

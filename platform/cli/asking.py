@@ -9,7 +9,7 @@ from plait.platform.cli.table import ANSWER, Asking
 from plait.platform.core import InvalidParameter, SamplingParams
 from plait.platform.errors import ConfigError
 
-_NOT_SAMPLING = ("url", "api_key")
+_NOT_SAMPLING = ("url", "api_key", "adapter")
 # Flags that say something to a server as well.
 _WITH_URL = frozenset({"model", "system"}) | {flag.key for flag in ANSWER}
 
@@ -36,7 +36,7 @@ def open_answerer(flags: Resolved, model: str | None = None) -> Answerer:
             raise ConfigError("--api-key is for a server: give its --url too, or drop it")
         from plait.platform.cli.local import LocalAnswerer
 
-        return LocalAnswerer(engine_options(flags, model=model))
+        return LocalAnswerer(engine_options(flags, model=model), adapter=flags["adapter"])
     for key, origin in flags.origins.items():
         # Variables and files may serve other commands; a flag typed here means something.
         if key not in _WITH_URL and origin.startswith("--"):
@@ -45,4 +45,4 @@ def open_answerer(flags: Resolved, model: str | None = None) -> Answerer:
             )
     from plait.platform.cli.remote import RemoteAnswerer
 
-    return RemoteAnswerer(url, model=model, api_key=api_key)
+    return RemoteAnswerer(url, model=model, api_key=api_key, adapter=flags["adapter"])

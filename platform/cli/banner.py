@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,6 +17,8 @@ from plait.platform.config import EngineConfig
 
 if TYPE_CHECKING:
     from plait.platform.server.process import ProcessClient
+
+_NUM_SHOWN = 16  # adapters
 
 Rows = list[tuple[str, str]]
 
@@ -55,12 +58,22 @@ def facts(config: EngineConfig) -> Rows:
     ]
 
 
-def show(console: Console, client: ProcessClient, *, url: str, seconds: float) -> None:
+def show(
+    console: Console,
+    client: ProcessClient,
+    *,
+    url: str,
+    seconds: float,
+    adapters: Sequence[str] = (),
+) -> None:
     """Print the banner of a started engine."""
     config = client.config
     assert config is not None, "a started client has its engine's config"
     arithmetic: Any = client.facts.get("arithmetic", ())
     rows: Rows = [("URL", url), *facts(config)]
+    if adapters:
+        more = f" and {len(adapters) - _NUM_SHOWN} more" if len(adapters) > _NUM_SHOWN else ""
+        rows.append(("adapters", ", ".join(adapters[:_NUM_SHOWN]) + more))
     rows += [("memory", line) for line in arithmetic]
     rows += [("note", note) for note in config.model.notes]
     table = Table.grid(padding=(0, 2))

@@ -131,7 +131,8 @@ def _parameters(flag: Flag) -> list[inspect.Parameter]:
             )
             for prefix, sets in (("", True), ("no-", False))
         ]
-    names = [f"--{flag.spelling}", *([flag.short] if flag.short else [])]
+    names = [f"--{name}" for name in (flag.spelling, *flag.aliases)]
+    names += [flag.short] if flag.short else []
     info = typer.Option(
         *names, help=text, metavar=_metavar(flag), show_default=False, rich_help_panel=panel
     )

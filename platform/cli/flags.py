@@ -13,7 +13,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from plait.platform.cli.values import BY_TYPE, TEXT, Kind
+from plait.platform.cli.values import ADAPTER, BY_TYPE, TEXT, Kind
 from plait.platform.errors import ConfigError
 
 
@@ -30,6 +30,7 @@ class Flag:
     help: str
     name: str = ""  # default: the field's name with dashes
     short: str | None = None
+    aliases: tuple[str, ...] = ()  # other servers' spellings, without dashes in front
     kind: Kind | None = None
     low: float | None = None
     high: float | None = None
@@ -79,7 +80,7 @@ class Flag:
         """The checked value of a YAML node."""
         if self.is_list:
             items = value if isinstance(value, list) else [value]
-            if self.value_kind is not TEXT:  # texts may hold commas, numbers cannot
+            if self.value_kind not in (TEXT, ADAPTER):  # which may hold commas
                 items = [part for item in items for part in _split(item)]
             return tuple(self._read(item, origin) for item in items)
         return self._read(value, origin)

@@ -14,12 +14,16 @@ from plait.platform.cli.answering import Message, Piece
 from plait.platform.config import Options
 from plait.platform.core import SamplingParams
 
+_ADAPTER = "adapter"  # the name of the only one
+
 
 class LocalAnswerer:
     """Loads the model; streams one answer at a time."""
 
-    def __init__(self, options: Options) -> None:
-        self._llm = LLM(**dataclasses.asdict(options))
+    def __init__(self, options: Options, adapter: str | None = None) -> None:
+        adapters = {} if adapter is None else {_ADAPTER: adapter}
+        self._llm = LLM(**dataclasses.asdict(options), adapters=adapters)
+        self._adapter = None if adapter is None else _ADAPTER
 
     @property
     def name(self) -> str:
@@ -28,7 +32,7 @@ class LocalAnswerer:
 
     def chat(self, messages: Sequence[Message], params: SamplingParams) -> Iterator[Piece]:
         """The answer to a conversation."""
-        return self._stream(self._llm.tokenizer.encode_chat(messages), params)
+        return self._stream(self._llm.encode_chat(messages, adapter=self._adapter), params)
 
     def complete(self, prompt: str, params: SamplingParams) -> Iterator[Piece]:
         """What follows a text."""
@@ -41,7 +45,10 @@ class LocalAnswerer:
     def _stream(self, token_ids: list[int], params: SamplingParams) -> Iterator[Piece]:
         count = 0
         # Closed here: whatever ends this answer must end it in the engine too.
-        deltas = cast("Generator[CompletionDelta]", self._llm.stream(token_ids, params))
+        deltas = cast(
+            "Generator[CompletionDelta]",
+            self._llm.stream(token_ids, params, adapter=self._adapter),
+        )
         with closing(deltas), _interrupts_between_steps() as raise_interrupt:
             for delta in deltas:
                 count += len(delta.token_ids)

@@ -21,9 +21,12 @@ _OPTIONAL = ("top_k", "min_p", "repetition_penalty", "seed", "stop")
 class RemoteAnswerer:
     """Streams answers of a server; `model` None takes the first it lists."""
 
-    def __init__(self, url: str, *, model: str | None, api_key: str | None) -> None:
+    def __init__(
+        self, url: str, *, model: str | None, api_key: str | None, adapter: str | None = None
+    ) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
         self.name = model or first_model(self._url, api_key)
+        self._adapter = adapter
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # Reading may wait: a long prompt is silent until its first token.
         timeout = httpx.Timeout(10, read=None)
@@ -47,7 +50,7 @@ class RemoteAnswerer:
             with self._client.stream("POST", path, json=body) as reply:
                 if reply.status_code != httpx.codes.OK:
                     reply.read()
-                    raise _error_of(reply.text, reply.status_code)
+                    raise error_of(reply.text, reply.status_code)
                 for line in reply.iter_lines():
                     data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
                     if data == "[DONE]":
@@ -66,6 +69,8 @@ class RemoteAnswerer:
             "temperature": params.temperature,
             "top_p": params.top_p,
         }
+        if self._adapter is not None:
+            body["adapter"] = self._adapter
         if params.max_tokens is not None:
             body["max_tokens"] = params.max_tokens
         changed = (name for name in _OPTIONAL if getattr(params, name) != getattr(_DEFAULTS, name))
@@ -74,7 +79,7 @@ class RemoteAnswerer:
 
 def _piece(chunk: dict[str, Any]) -> Piece:
     if "error" in chunk:
-        raise _error_of(json.dumps(chunk), None)
+        raise error_of(json.dumps(chunk), None)
     usage = chunk.get("usage") or {}
     choice: dict[str, Any] = next(iter(chunk.get("choices") or ()), {})
     return Piece(
@@ -85,7 +90,7 @@ def _piece(chunk: dict[str, Any]) -> Piece:
     )
 
 
-def _error_of(text: str, status: int | None) -> PlaitError:
+def error_of(text: str, status: int | None) -> PlaitError:
     """The server's error as ours; its own words where it has some."""
     try:
         error = json.loads(text)["error"]

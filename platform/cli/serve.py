@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from plait.platform.config import Options
+    from plait.platform.server.adapters.service import AdapterService
     from plait.platform.server.process import ProcessClient
     from plait.platform.server.settings import ServerSettings
     from plait.platform.tokenizer import Tokenizer
@@ -70,6 +71,7 @@ async def _serve(
 ) -> None:
     began = time.monotonic()
     client, tokenizer = await _start(options, console)
+    adapters: AdapterService | None = None
     try:
         from plait.platform.cli.banner import examples, show
         from plait.platform.intake import Intake
@@ -84,14 +86,20 @@ async def _serve(
             intake=Intake(config, tokenizer),
             settings=settings,
         )
+        adapters = app.state.context.adapters
+        with _cancelled_by(signal.SIGTERM):
+            await adapters.load_all(settings.adapters)
         if listener is not None:
             listener.listen()  # whoever reads the URL can connect, if only to wait a moment
         url = _url(settings, listener)
-        show(console, client, url=url, seconds=time.monotonic() - began)
+        names = [named.name for named in adapters.registry.entries()]
+        show(console, client, url=url, seconds=time.monotonic() - began, adapters=names)
         if options.model is None and not settings.uds:
             console.out("Try it:\n" + examples(url, config.model.name, bool(settings.api_keys)))
         await run_server(app, settings, sockets=[listener] if listener else None)
     finally:
+        if adapters is not None:
+            await adapters.close()  # where serving did not even begin
         await client.close()
 
 

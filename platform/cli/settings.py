@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from plait.platform.cli.sources import Resolved
 from plait.platform.config import Options
 from plait.platform.errors import ConfigError
+from plait.platform.server.access import Grant
 from plait.platform.server.settings import Limits, ServerSettings
 
 
@@ -45,9 +47,13 @@ def set_environment(flags: Resolved) -> None:
 
 def server_settings(flags: Resolved) -> ServerSettings:
     """What the HTTP server is asked for. Refuses to listen publicly without a key."""
-    keys = (*flags["api_key"], *_keys_of_file(flags["api_key_file"]))
+    grants = _grants_of_file(flags["api_key_file"])
+    plain = tuple(g.key for g in grants if g == Grant(key=g.key))
+    keys = (*flags["api_key"], *plain)
+    limited = tuple(g for g in grants if g.key not in plain)
     if any(not key.strip() for key in keys):
         raise ConfigError("an API key is empty", param="api-key")
+    _check_keys(keys, [g.key for g in limited], flags["admin_key"])
     if flags.given("uds"):
         for other in ("host", "port"):
             if flags.given(other):
@@ -56,13 +62,17 @@ def server_settings(flags: Resolved) -> ServerSettings:
                     "has no effect: keep one",
                     param=other,
                 )
-    if flags["metrics_public"] and not keys:
+    if flags["metrics_public"] and not (keys or limited):
         raise ConfigError(
             f"{flags.origin('metrics_public')} has no effect without API keys: /metrics is open",
             param="metrics-public",
         )
-    settings = flags.build(ServerSettings, api_keys=keys, limits=flags.build(Limits))
-    if not (keys or settings.uds or is_loopback(settings.host) or flags["insecure_public"]):
+    settings = flags.build(
+        ServerSettings, api_keys=keys, grants=limited, limits=flags.build(Limits)
+    )
+    if not (
+        keys or limited or settings.uds or is_loopback(settings.host) or flags["insecure_public"]
+    ):
         raise ConfigError(
             f"{flags.origin('host')} {settings.host} lets others in, and there is no API key: "
             "set one with --api-key, --api-key-file or PLAIT_API_KEY, or force it with "
@@ -80,7 +90,20 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _keys_of_file(path: str | None) -> tuple[str, ...]:
+def _check_keys(keys: Sequence[str], limited: Sequence[str], admin_key: str | None) -> None:
+    """A key that stands twice would have two meanings; an admin's is for admins alone."""
+    if len(set(keys) & set(limited)) > 0:
+        raise ConfigError("an API key stands twice, with limits and without", param="api-key")
+    if admin_key is not None and not admin_key.strip():
+        raise ConfigError("the admin key is empty", param="admin-key")
+    if admin_key in (*keys, *limited):
+        raise ConfigError(
+            "the admin key is an API key as well: whoever has that could load adapters",
+            param="admin-key",
+        )
+
+
+def _grants_of_file(path: str | None) -> tuple[Grant, ...]:
     if path is None:
         return ()
     try:
@@ -88,7 +111,19 @@ def _keys_of_file(path: str | None) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"cannot read the API keys in {path}: {reason}") from None
-    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-    if not keys:
+    grants: dict[str, Grant] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.startswith("#"):
+            grant = _grant(line, f"{path} line {number}")
+            if grants.setdefault(grant.key, grant) != grant:
+                raise ConfigError(f"{path} line {number}: this key stands above with other limits")
+    if not grants:
         raise ConfigError(f"{path} holds no API key: write one a line")
-    return keys
+    return tuple(grants.values())
+
+
+def _grant(line: str, origin: str) -> Grant:
+    try:
+        return Grant.parse(line)
+    except ValueError as error:
+        raise ConfigError(f"{origin}: {error}", param="api-key-file") from None

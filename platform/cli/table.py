@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.platform.cli.flags import Flag
-from plait.platform.cli.values import SIZE
+from plait.platform.cli.values import ADAPTER, SIZE
 from plait.platform.config import Options
 from plait.platform.server.settings import Limits, ServerSettings
 
@@ -28,6 +28,7 @@ class Asking:
 
     url: str | None = None
     api_key: str | None = None
+    adapter: str | None = None
     system: str | None = None
     max_tokens: int | None = None
     temperature: float = 0.7
@@ -37,6 +38,15 @@ class Asking:
     repetition_penalty: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Administering:
+    """Which server `plait adapters` speaks to."""
+
+    url: str = "http://127.0.0.1:8000"
+    api_key: str | None = None
+    admin_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +182,33 @@ ADAPTER_MEMORY = (
         low=0,
     ),
 )
+ADAPTERS = (
+    _flag(
+        ServerSettings,
+        "Adapters",
+        "adapters",
+        "Adapter to load at start: name=directory or name=hub-id. Repeatable.",
+        aliases=("lora-modules",),
+        kind=ADAPTER,
+        metavar="NAME=PATH",
+    ),
+    _flag(
+        ServerSettings,
+        "Adapters",
+        "adapter_dir",
+        "Folder of adapters that requests and admins may have loaded, each by its name.",
+        metavar="DIR",
+    ),
+    _flag(ServerSettings, "Adapters", "max_adapters", "Most adapters loaded.", low=0),
+    _flag(
+        ServerSettings,
+        "Adapters",
+        "admin_key",
+        "Key that loading and unloading need. Default: neither is served.",
+        secret=True,
+        metavar="KEY",
+    ),
+)
 SERVED = (
     _model("served_model_name", "Name that requests use. Default: from MODEL."),
     _memory("max_num_queued_reqs", "Most requests waiting; beyond it, 503.", low=0),
@@ -224,6 +261,13 @@ HTTP = (
 )
 LIMITS = (
     _limit("body_bytes", "Largest request body.", name="max-body-size", kind=SIZE, low=1024),
+    _limit(
+        "adapter_body_bytes",
+        "Largest adapter sent as tensors.",
+        name="max-adapter-body-size",
+        kind=SIZE,
+        low=1024,
+    ),
     _limit("n", "Most answers (n).", name="max-n", low=1, high=16),
     _limit("stop", "Most stop strings.", name="max-stop", low=1, high=16),
     _limit("prompts", "Most prompts.", name="max-prompts", low=1),
@@ -232,6 +276,11 @@ LIMITS = (
 ANSWER = (
     _answer("url", "Ask the server at this URL; MODEL then is its name there.", metavar="URL"),
     _answer("api_key", "API key of that server.", secret=True, metavar="KEY"),
+    _answer(
+        "adapter",
+        "Adapter to answer with: a directory or hub id; with --url its name there.",
+        metavar="ADAPTER",
+    ),
     _answer("max_tokens", "Longest answer. Default: up to the context's end.", low=1),
     _answer("temperature", "0: always the likeliest token.", low=0, high=100),
     _answer("top_p", "Choose within this probability of the likeliest.", low=0.0001, high=1),
@@ -296,11 +345,25 @@ LOAD = (
 )
 
 ENGINE = (*MODEL, *MEMORY)
-SERVE = (*MODEL, *TEMPLATE, *SERVED, *MEMORY, *ADAPTER_MEMORY, *HTTP, *LIMITS)
+SERVE = (*MODEL, *TEMPLATE, *SERVED, *MEMORY, *ADAPTER_MEMORY, *ADAPTERS, *HTTP, *LIMITS)
 CHAT = (*MODEL, *TEMPLATE, *ANSWER, *SYSTEM, *MEMORY)
 COMPLETE = (*(flag for flag in MODEL if not flag.argument), *ANSWER, *MEMORY)
+ADMIN = (
+    _flag(Administering, "Server", "url", "Server to speak to.", metavar="URL"),
+    _flag(Administering, "Server", "api_key", "Its API key.", secret=True, metavar="KEY"),
+    _flag(
+        Administering,
+        "Server",
+        "admin_key",
+        "Its admin key, which load and unload need.",
+        secret=True,
+        metavar="KEY",
+    ),
+)
 BENCH = (*ENGINE, *CORES, *MEASURING)
 THROUGHPUT = (*BATCHES, *BENCH)
 BENCH_SERVE = (*LOAD, *MEASURING)
 # What an environment variable or a line of a file may set, whichever command reads it.
-KNOWN = tuple({flag.key: flag for flag in (*THROUGHPUT, *BENCH_SERVE, *CHAT, *SERVE)}.values())
+KNOWN = tuple(
+    {flag.key: flag for flag in (*THROUGHPUT, *BENCH_SERVE, *ADMIN, *CHAT, *SERVE)}.values()
+)

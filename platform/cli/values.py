@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from plait.platform.server.settings import NamedSource
 
 _UNITS = {"": 1, "b": 1} | {
     prefix + suffix: base**power
@@ -67,6 +70,22 @@ def parse_float(text: str) -> float:
     return value
 
 
+def parse_adapter(text: str) -> NamedSource:
+    """An adapter's name with its directory or hub id: "sql=./sql", or vLLM's JSON form."""
+    name, separator, source = text.partition("=")
+    if text.lstrip().startswith("{"):
+        try:
+            fields = json.loads(text)
+            name, source = fields.pop("name"), fields.pop("path")
+            fields.pop("base_model_name", None)  # there is one base
+            separator = "" if fields else "="
+        except (ValueError, KeyError):
+            separator = ""
+    if not separator or not all(isinstance(v, str) and v for v in (name, source)):
+        raise ValueError('name=path, or {"name": …, "path": …}')
+    return NamedSource(name=name, source=source)
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of value: how text becomes it, and which YAML types stand for it as they are."""
@@ -91,5 +110,7 @@ FLOAT = Kind("number", parse_float, (int, float))
 BOOL = Kind("boolean", parse_bool, (bool,))
 TEXT = Kind("text", str, (str,))
 SIZE = Kind("size", parse_size, (int,))
+
+ADAPTER = Kind("name=path", parse_adapter, ())
 
 BY_TYPE: dict[type, Kind] = {int: INT, float: FLOAT, bool: BOOL, str: TEXT}

@@ -18,6 +18,9 @@ from starlette.middleware.cors import CORSMiddleware
 
 from plait.platform.core import InvalidParameter
 from plait.platform.errors import PlaitError
+from plait.platform.server.adapters.routes import adapters_router, admin_router
+from plait.platform.server.adapters.service import AdapterService
+from plait.platform.server.adapters.usage import AdapterCollector, AdapterUsage
 from plait.platform.server.admission import Admission
 from plait.platform.server.auth import Auth
 from plait.platform.server.chat import chat_router
@@ -35,7 +38,9 @@ from plait.platform.server.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    LoadAdapterRequest,
     TokenizeRequest,
+    UnloadAdapterRequest,
 )
 from plait.platform.server.scope import REQUEST_ID_HEADER, RequestScope
 from plait.platform.server.tokenize import tokenize_router
@@ -77,12 +82,24 @@ def create_app(
         chat_router,
         completions_router,
         models_router,
+        adapters_router,
+        *([admin_router] if settings.admin_key is not None else []),
         tokenize_router,
         health_router,
         metrics_router,
     ):
         app.include_router(router(context))
-    describe(app, [ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest])
+    describe(
+        app,
+        [
+            ChatCompletionRequest,
+            CompletionRequest,
+            TokenizeRequest,
+            DetokenizeRequest,
+            LoadAdapterRequest,
+            UnloadAdapterRequest,
+        ],
+    )
     return app
 
 
@@ -94,13 +111,22 @@ def _context(
     def model_name() -> str:
         return context.model_name
 
+    def is_served(name: str) -> bool:
+        return name == context.model_name
+
+    adapters = AdapterService(client, settings, tokenizer, is_served=is_served)
+    usage = AdapterUsage(adapters.registry)
+    metrics = Metrics(client, model_name=model_name, version=version)
+    metrics.registry.register(AdapterCollector(client, adapters.registry, usage))
     context = ServerContext(
         client=client,
         tokenizer=tokenizer,
         intake=intake,
         settings=settings,
         admission=Admission(client, shutdown_timeout_s=settings.shutdown_timeout_s),
-        metrics=Metrics(client, model_name=model_name, version=version),
+        adapters=adapters,
+        usage=usage,
+        metrics=metrics,
         pool=ThreadPoolExecutor(_num_threads(settings), thread_name_prefix="plait-http"),
         version=version,
         created=int(time.time()),
@@ -148,5 +174,6 @@ async def _life(app: FastAPI) -> AsyncIterator[None]:
     finally:
         lag.cancel()
         await asyncio.gather(lag, return_exceptions=True)
+        await context.adapters.close()
         await context.client.close()
         context.pool.shutdown(wait=False, cancel_futures=True)

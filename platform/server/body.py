@@ -19,6 +19,7 @@ from plait.platform.server.settings import Limits, ServerSettings
 Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
 _MAX_STREAM_OPTIONS = 16
+_MAX_REF_FIELDS = 8  # of one adapter's name, generation and scale
 # Fields with a bound of the same name in `Limits`.
 _COUNTED = (
     "messages",
@@ -27,6 +28,8 @@ _COUNTED = (
     "bad_words",
     "logit_bias",
     "chat_template_kwargs",
+    "adapters",
+    "lora",
 )
 
 
@@ -52,6 +55,11 @@ def _check_counts(fields: dict[str, Any], limits: Limits) -> None:
     options = fields.get("stream_options")
     if isinstance(options, dict):
         _at_most("stream_options", "entries", len(options), _MAX_STREAM_OPTIONS)
+    for name in ("adapter", "adapters", "lora"):
+        value = fields.get(name)
+        for ref in value if isinstance(value, list) else [value]:
+            if isinstance(ref, dict):
+                _at_most(name, "entries", len(ref), _MAX_REF_FIELDS)
     messages = fields.get("messages")
     listed = messages if isinstance(messages, list) else []
     contents = [message.get("content") for message in listed if isinstance(message, dict)]

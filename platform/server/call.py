@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 import uuid
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request as HttpRequest
 
 from plait.platform.errors import BadRequest, DeadlineExceeded
+from plait.platform.server.adapters.resolve import Target, resolve
 from plait.platform.server.context import cache_salt
 from plait.platform.server.params import valid_request_id
 
@@ -33,20 +35,22 @@ class Call:
     created: int
     arrival_s: float  # monotonic
     timeout_s: float | None
-    model: str
+    target: Target
     fingerprint: str
     priority: int
     cache_salt: str
     prompt_param: str  # the field that holds the prompt, for errors
+    tenant: str  # digest of the key
+    share: float
+
+    @property
+    def model(self) -> str:
+        """The model as the client named it."""
+        return self.target.model
 
     def time_left_s(self) -> float | None:
         """Seconds to the deadline, None without one. Raises `DeadlineExceeded` past it."""
-        if self.timeout_s is None:
-            return None
-        left = self.arrival_s + self.timeout_s - time.monotonic()
-        if left <= 0:
-            raise DeadlineExceeded(f"the request's timeout of {self.timeout_s:g} s has passed")
-        return left
+        return _time_left_s(self.arrival_s, self.timeout_s)
 
     def engine_request_id(self, index: int) -> str:
         """The id of one prompt's engine request."""
@@ -62,31 +66,50 @@ class Call:
         self.http.state.tokens = (usage.prompt_tokens, usage.completion_tokens)
 
 
-def begin(
+async def begin(
     context: ServerContext,
     http: HttpRequest,
     body: GenerationRequest,
+    held: ExitStack,
     *,
     prefix: str,
     prompt_param: str,
 ) -> Call:
-    """Check what all generation requests share. Raises `ModelNotFound`, `BadRequest`."""
-    model = context.check_model(body.model)
+    """Check what all generation requests share; `held` keeps their adapters until it is closed.
+
+    Raises `ModelNotFound`, `BadRequest`.
+    """
     if body.request_id is not None:
         http.state.request_id = _checked_id(body.request_id)
+    arrival_s, timeout_s = http.state.arrival_s, _timeout_s(http, body.timeout)
+    access = http.state.access
+    target = await resolve(
+        context, body, access, held, time_left_s=lambda: _time_left_s(arrival_s, timeout_s)
+    )
     return Call(
         http=http,
         id=f"{prefix}-{http.state.request_id}",
         unique=uuid.uuid4().hex[:12],
         created=int(time.time()),
-        arrival_s=http.state.arrival_s,
-        timeout_s=_timeout_s(http, body.timeout),
-        model=model,
+        arrival_s=arrival_s,
+        timeout_s=timeout_s,
+        target=target,
         fingerprint=context.fingerprint,
         priority=body.priority,
         prompt_param=prompt_param,
-        cache_salt=cache_salt(http.state.key_digest, body.cache_salt),
+        cache_salt=cache_salt(access.key_digest, body.cache_salt),
+        tenant=access.key_digest,
+        share=access.weight,
     )
+
+
+def _time_left_s(arrival_s: float, timeout_s: float | None) -> float | None:
+    if timeout_s is None:
+        return None
+    left = arrival_s + timeout_s - time.monotonic()
+    if left <= 0:
+        raise DeadlineExceeded(f"the request's timeout of {timeout_s:g} s has passed")
+    return left
 
 
 def _checked_id(request_id: str) -> str:

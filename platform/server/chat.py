@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from starlette.responses import Response
 from plait.platform.core import Event, SamplingParams
 from plait.platform.errors import BadRequest
 from plait.platform.server import prompts
+from plait.platform.server.adapters.defaults import with_defaults
 from plait.platform.server.call import Call, begin
 from plait.platform.server.generation import Answer, Generation, generation
 from plait.platform.server.logprobs import LogprobsFormat
@@ -42,16 +43,20 @@ def chat_router(context: ServerContext) -> APIRouter:
     async def create_chat_completion(request: Request) -> Response:
         """Answer a chat; with `stream`, as server-sent events."""
         body = await context.read(request, ChatCompletionRequest)
-        chat = _prepare(context, request, body)
-        if body.stream:
-            return EventStream(chat.blocks(), context.settings, chat.call.request_id)
-        return await until_disconnected(request.receive, chat.answer())
+        with ExitStack() as held:
+            call = await begin(
+                context, request, body, held, prefix="chatcmpl", prompt_param="messages"
+            )
+            chat = _prepare(context, call, with_defaults(body, call.target.bundle))
+            if body.stream:
+                on_end = held.pop_all().close
+                return EventStream(chat.blocks(), context.settings, call.request_id, on_end)
+            return await until_disconnected(request.receive, chat.answer())
 
     return router
 
 
-def _prepare(context: ServerContext, request: Request, body: ChatCompletionRequest) -> _Chat:
-    call = begin(context, request, body, prefix="chatcmpl", prompt_param="messages")
+def _prepare(context: ServerContext, call: Call, body: ChatCompletionRequest) -> _Chat:
     params = chat_params(body, context.settings.limits)
     messages = prompts.check_chat(body)
     if body.echo and not body.continue_final_message:
@@ -78,7 +83,7 @@ class _Chat:
         return generation(self.context, self.call, self.params, 1, self._prompts)
 
     def _prompts(self, room: int) -> list[prompts.Prompt]:
-        ids = prompts.encode_chat(self.context.tokenizer, self.messages, self.body)
+        ids = prompts.encode_chat(self.call.target.tokenizer, self.messages, self.body)
         echo = prompts.final_text(self.messages) if self.body.echo else ""
         kept = prompts.truncate(ids, self.body.truncate_prompt_tokens, room)
         return [prompts.Prompt(token_ids=kept, echo=echo)]
@@ -103,6 +108,7 @@ class _Chat:
                 created=self.call.created,
                 model=self.call.model,
                 system_fingerprint=self.call.fingerprint,
+                adapter_generation=self.call.target.generation,
                 choices=[self._choice(answer) for answer in running.answers],
                 usage=running.usage,
                 prompt_token_ids=prompt_ids,
@@ -180,6 +186,7 @@ class _Chat:
                 created=self.call.created,
                 model=self.call.model,
                 system_fingerprint=self.call.fingerprint,
+                adapter_generation=self.call.target.generation,
                 choices=[] if choice is None else [choice],
                 usage=running.usage if usage else None,
                 prompt_token_ids=running.prompts[0].token_ids if wants_prompt else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from starlette.responses import Response
 from plait.platform.core import Event, SamplingParams, TokenLogprobs
 from plait.platform.errors import InternalError
 from plait.platform.server import prompts
+from plait.platform.server.adapters.defaults import with_defaults
 from plait.platform.server.call import Call, begin
 from plait.platform.server.generation import Answer, Generation, generation
 from plait.platform.server.logprobs import LegacyLogprobs, LogprobsFormat, join
@@ -35,16 +36,18 @@ def completions_router(context: ServerContext) -> APIRouter:
     async def create_completion(request: Request) -> Response:
         """Continue text; with `stream`, as server-sent events."""
         body = await context.read(request, CompletionRequest)
-        work = _prepare(context, request, body)
-        if body.stream:
-            return EventStream(work.blocks(), context.settings, work.call.request_id)
-        return await until_disconnected(request.receive, work.answer())
+        with ExitStack() as held:
+            call = await begin(context, request, body, held, prefix="cmpl", prompt_param="prompt")
+            work = _prepare(context, call, with_defaults(body, call.target.bundle))
+            if body.stream:
+                on_end = held.pop_all().close
+                return EventStream(work.blocks(), context.settings, call.request_id, on_end)
+            return await until_disconnected(request.receive, work.answer())
 
     return router
 
 
-def _prepare(context: ServerContext, request: Request, body: CompletionRequest) -> _Continuation:
-    call = begin(context, request, body, prefix="cmpl", prompt_param="prompt")
+def _prepare(context: ServerContext, call: Call, body: CompletionRequest) -> _Continuation:
     params = completion_params(body, context.settings.limits)
     return _Continuation(
         context=context,
@@ -124,6 +127,7 @@ class _Continuation:
             created=self.call.created,
             model=self.call.model,
             system_fingerprint=self.call.fingerprint,
+            adapter_generation=self.call.target.generation,
             choices=choices,
             usage=usage,
         )

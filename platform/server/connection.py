@@ -179,7 +179,7 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _body_bytes(self) -> int:
-        """The bound on this message's body; the exact one is `BodyLimits`', which knows the root."""
+        """The bound on this message's body."""
         path = self.url.partition(b"?")[0].decode("ascii", "replace")
         return self.settings.body_bytes(path.removeprefix(self.settings.root_path.rstrip("/")))
 

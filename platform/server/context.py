@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from starlette.requests import Request as HttpRequest
 
-from plait.platform.errors import DeadlineExceeded, ModelNotFound, Overloaded
+from plait.platform.errors import DeadlineExceeded, Overloaded
 from plait.platform.server.body import Schema, parse_body
 
 if TYPE_CHECKING:
     from plait.platform.intake import Intake
+    from plait.platform.server.adapters.service import AdapterService
+    from plait.platform.server.adapters.usage import AdapterUsage
     from plait.platform.server.admission import Admission
     from plait.platform.server.client import EngineClient
     from plait.platform.server.metrics import Metrics
@@ -38,6 +40,8 @@ class ServerContext:
     intake: Intake
     settings: ServerSettings
     admission: Admission
+    adapters: AdapterService
+    usage: AdapterUsage
     metrics: Metrics
     pool: ThreadPoolExecutor
     version: str
@@ -60,13 +64,15 @@ class ServerContext:
         text = f"{self.version}/{self.model_name}/{model}"
         return "plait-" + hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def check_model(self, name: str | None) -> str:
-        """The served model's name. Raises `ModelNotFound` for any other; None asks for it."""
-        served = self.model_name
-        if name is not None and name != served:
-            shown = name if len(name) <= 128 else name[:128] + "…"
-            raise ModelNotFound(f"model {shown!r} is not served here; {served!r} is", param="model")
-        return served
+    async def demand(self, adapter: str) -> bool:
+        """Have an adapter loaded that a request wants; false where there is none of that name.
+
+        Raises `Overloaded` where as many requests wait so as could run.
+        """
+        capacity = self.admission.capacity(self.admission.config().scheduler)
+        if self.adapters.num_waiting >= capacity:
+            raise self.admission.overloaded()
+        return await self.adapters.demand(adapter)
 
     def count_rejection(self) -> None:
         """Count one request that was refused for want of a place, or of an engine."""

@@ -61,6 +61,7 @@ REFUSED: dict[str, str] = {
     "early_stopping": "beam search is not served",
     "include_reasoning": "reasoning is not parsed: it is part of the text",
     "thinking_token_budget": "reasoning is not parsed; bound the answer with max_tokens",
+    "lora_request": "name a loaded adapter as model or adapter; paths are not taken from requests",
     "documents": "put the documents into the messages",
     "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
 }

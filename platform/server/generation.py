@@ -191,11 +191,17 @@ async def generation(
                 _requests, context, call, params, make_prompts, room
             )
             running = Generation(context, call, requests, prompts)
+            names = [one.name for one in call.target.adapters]
+            context.usage.started(names, len(requests))
             try:
                 yield running
             finally:
                 running.close()
-                call.log_usage(running.usage)
+                usage = running.usage
+                call.log_usage(usage)
+                context.usage.ended(
+                    names, len(requests), usage.prompt_tokens, usage.completion_tokens
+                )
             for _ in requests:
                 context.admission.drain_rate.completed()
     except Overloaded:
@@ -231,4 +237,7 @@ def _request(
         params=params,
         priority=call.priority,
         cache_salt=call.cache_salt,
+        adapters=[(one.info, one.scale) for one in call.target.adapters],
+        tenant=call.tenant,
+        share=call.share,
     )

@@ -93,6 +93,7 @@ class Completion(msgspec.Struct, kw_only=True, omit_defaults=True):
     model: str
     system_fingerprint: str
     choices: list[Any]
+    adapter_generation: str | list[str] | None = None  # a list where there are several
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[Any] | None = None

@@ -47,10 +47,35 @@ class ChatMessage(BaseModel):
     content: str | List[dict[str, Any]] | None = None
 
 
-class GenerationRequest(Schema):
+class AdapterRef(Schema):
+    """An adapter by its name, or by its very content, and how strongly it is to act."""
+
+    name: str | None = None
+    generation: str | None = None
+    scale: float = 1.0
+
+
+class LoraRef(Schema):
+    """llama.cpp's form of `AdapterRef`; ids are names here."""
+
+    id: str
+    scale: float = 1.0
+
+
+class AdapterChoice(Schema):
+    """Which model, and which adapters on it. Further names are those of other servers."""
+
+    model: str | None = None  # the base, an adapter, or base:adapter
+    adapter: str | AdapterRef | None = None
+    adapter_id: str | None = None
+    lora_path: str | None = None  # a loaded adapter's name, never a path
+    adapters: List[str | AdapterRef] | None = None
+    lora: List[LoraRef] | None = None
+
+
+class GenerationRequest(AdapterChoice):
     """What chat and completion requests have in common."""
 
-    model: str | None = None
     n: Int = 1
     best_of: Int | None = None
     max_tokens: Int | None = None
@@ -117,10 +142,9 @@ class CompletionRequest(GenerationRequest):
     add_special_tokens: bool = True
 
 
-class TokenizeRequest(Schema):
+class TokenizeRequest(AdapterChoice):
     """Body of /tokenize: a prompt, or the messages of a chat."""
 
-    model: str | None = None
     prompt: str | None = None
     messages: List[ChatMessage] | None = None
     add_special_tokens: bool | None = None  # default: for a prompt, not for messages
@@ -130,9 +154,28 @@ class TokenizeRequest(Schema):
     return_token_strs: bool = False
 
 
-class DetokenizeRequest(Schema):
+class LoadAdapterRequest(Schema):
+    """Body of /v1/load_lora_adapter, as vLLM and SGLang have it."""
+
+    lora_name: str
+    lora_path: str  # a folder below the adapter directory
+    load_inplace: bool = False  # replace the adapter of that name
+    expected_generation: str | None = None  # replace only this one
+    pinned: bool = False
+    allow_zero_delta: bool = False
+    is_3d_lora_weight: bool = False  # vLLM's, without effect: the weights' shapes tell
+
+
+class UnloadAdapterRequest(Schema):
+    """Body of /v1/unload_lora_adapter."""
+
+    lora_name: str
+    lora_int_id: Int | None = None  # vLLM's, without effect: names are enough
+    expected_generation: str | None = None
+
+
+class DetokenizeRequest(AdapterChoice):
     """Body of /detokenize."""
 
-    model: str | None = None
     tokens: List[TokenId]
     skip_special_tokens: bool = False

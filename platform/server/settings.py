@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from plait.adapters.composition import MAX_ADAPTERS
 from plait.platform.server.access import Grant
 
 MIB = 1 << 20
 MAX_STOP_STRINGS = 16
-TENSOR_PATHS = frozenset(
-    {"/load_lora_adapter_from_tensors", "/v1/load_lora_adapter_from_tensors"}
-)
+TENSOR_PATHS = frozenset({"/load_lora_adapter_from_tensors", "/v1/load_lora_adapter_from_tensors"})
 # What changes the adapters: there only where there is an admin key.
 ADMIN_PATHS = TENSOR_PATHS | {
     "/load_lora_adapter",
@@ -21,7 +20,7 @@ ADMIN_PATHS = TENSOR_PATHS | {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterSource:
+class NamedSource:
     """An adapter to load at start: its name, and a directory or hub id (`owner/name@revision`)."""
 
     name: str
@@ -46,6 +45,8 @@ class Limits:
     messages: int = 2048
     content_parts: int = 8192  # of all messages together
     chat_template_kwargs: int = 64
+    adapters: int = MAX_ADAPTERS
+    lora: int = MAX_ADAPTERS
     logprobs: int = 20
     stop_token_ids: int = 128
     bad_words: int = 128
@@ -72,7 +73,7 @@ class ServerSettings:
     metrics_public: bool = False  # /metrics without a key, where there are keys
     allowed_origins: tuple[str, ...] = ()  # for browsers; empty: no cross-origin requests
     served_model_name: str | None = None  # None: the loaded model's own name
-    adapters: tuple[AdapterSource, ...] = ()  # loaded at start
+    adapters: tuple[NamedSource, ...] = ()  # loaded at start
     adapter_dir: str | None = None  # adapters that a request or an admin may have loaded
     max_adapters: int = 1024  # names
     allow_unknown_fields: bool = False  # log unknown fields once per name, do not refuse them

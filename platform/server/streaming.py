@@ -8,7 +8,7 @@ that comes within the first moments, before anything was sent, gets its own HTTP
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -59,12 +59,19 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends blocks as they come, a comment in long silence, and an error as the last event."""
+    """Sends blocks as they come, a comment in long silence, and an error as the last event.
+
+    `on_end` is called once, whether all, a part or nothing of it was sent.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, blocks: AsyncGenerator[bytes], settings: ServerSettings, request_id: str
+        self,
+        blocks: AsyncGenerator[bytes],
+        settings: ServerSettings,
+        request_id: str,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -73,6 +80,7 @@ class EventStream(Response):
         self._blocks = blocks
         self._settings = settings
         self._request_id = request_id
+        self._on_end = on_end
 
     def init_headers(self, headers: Any = None) -> None:
         """Headers without a length, which `Response` would derive from an empty body."""
@@ -87,7 +95,10 @@ class EventStream(Response):
     ) -> None:
         """Send everything, or stop once the client goes away."""
         writer = _Writer(send, {"status": self.status_code, "headers": self.raw_headers})
-        await until_disconnected(receive, self._run(writer))
+        try:
+            await until_disconnected(receive, self._run(writer))
+        finally:
+            self._on_end()
 
     async def _run(self, writer: _Writer) -> None:
         ticker = asyncio.ensure_future(

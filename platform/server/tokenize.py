@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
@@ -10,12 +11,14 @@ from starlette.responses import Response
 
 from plait.platform.errors import BadRequest
 from plait.platform.server import prompts
+from plait.platform.server.adapters.resolve import resolve
 from plait.platform.server.openapi import takes
 from plait.platform.server.responses import Tokens, encode
 from plait.platform.server.schemas import ChatTemplating, DetokenizeRequest, TokenizeRequest
 
 if TYPE_CHECKING:
     from plait.platform.server.context import ServerContext
+    from plait.platform.tokenizer import Tokenizer
 
 
 def tokenize_router(context: ServerContext) -> APIRouter:
@@ -26,27 +29,28 @@ def tokenize_router(context: ServerContext) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         """Token ids of a prompt, or of a chat as its template renders it."""
         body = await context.read(request, TokenizeRequest)
-        context.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise BadRequest("give either prompt or messages", param="prompt")
-        content = await context.in_pool(_tokenize, context, body)
+        with ExitStack() as held:
+            target = await resolve(context, body, request.state.access, held)
+            content = await context.in_pool(_tokenize, context, body, target.tokenizer)
         return Response(content, media_type="application/json")
 
     @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         """Text of token ids."""
         body = await context.read(request, DetokenizeRequest)
-        context.check_model(body.model)
-        content = await context.in_pool(_detokenize, context, body)
+        with ExitStack() as held:
+            target = await resolve(context, body, request.state.access, held)
+            content = await context.in_pool(_detokenize, context, body, target.vocab_size)
         return Response(content, media_type="application/json")
 
     return router
 
 
-def _tokenize(context: ServerContext, body: TokenizeRequest) -> bytes:
-    tokenizer = context.tokenizer
+def _tokenize(context: ServerContext, body: TokenizeRequest, tokenizer: Tokenizer) -> bytes:
     if body.messages is not None:
-        ids = _chat_ids(context, body)
+        ids = _chat_ids(tokenizer, body)
     else:
         special = body.add_special_tokens
         ids = tokenizer.encode(body.prompt or "", add_special_tokens=special is not False)
@@ -55,7 +59,7 @@ def _tokenize(context: ServerContext, body: TokenizeRequest) -> bytes:
     return encode(Tokens(count=len(ids), max_model_len=max_model_len, tokens=ids, token_strs=texts))
 
 
-def _chat_ids(context: ServerContext, body: TokenizeRequest) -> list[int]:
+def _chat_ids(tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
     chat = ChatTemplating(
         messages=body.messages or [],
         add_generation_prompt=body.add_generation_prompt,
@@ -64,11 +68,11 @@ def _chat_ids(context: ServerContext, body: TokenizeRequest) -> list[int]:
         chat_template_kwargs=body.chat_template_kwargs,
     )
     messages = prompts.check_chat(chat)
-    return prompts.encode_chat(context.tokenizer, messages, chat)
+    return prompts.encode_chat(tokenizer, messages, chat)
 
 
-def _detokenize(context: ServerContext, body: DetokenizeRequest) -> bytes:
-    vocab_size = context.admission.config().model.vocab_size
+def _detokenize(context: ServerContext, body: DetokenizeRequest, widened: int) -> bytes:
+    vocab_size = max(widened, context.admission.config().model.vocab_size)
     wrong = next((i for i in body.tokens if i >= vocab_size), None)
     if wrong is not None:
         raise BadRequest(

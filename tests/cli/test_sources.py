@@ -48,6 +48,7 @@ def test_every_field_of_every_part_has_exactly_one_flag():
     settings = {f.name for f in dataclasses.fields(ServerSettings)}
     assert {field for part, field in filled if part is ServerSettings} == settings - {
         "limits",
+        "grants",
         "served_model_name",
     }
 
@@ -67,7 +68,7 @@ def test_flag_names_are_unique_within_each_command():
 
 def test_sampling_flags_are_sampling_fields():
     fields = {f.name for f in dataclasses.fields(SamplingParams)}
-    assert {f.field for f in table.ANSWER} - {"url", "api_key"} <= fields
+    assert {f.field for f in table.ANSWER} - {"url", "api_key", "adapter"} <= fields
 
 
 @pytest.mark.parametrize("name", ["max-model-len", "max_model_len"])

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from plait.adapters.info import AdapterInfo, AdapterLevel, AdapterState, LoadReport, SiteReport
 from plait.platform.chat_template import ChatTemplate
 from plait.platform.config import (
     CacheConfig,
@@ -94,11 +97,20 @@ def logprobs_of(token_id: int) -> TokenLogprobs:
     return TokenLogprobs(token_id=token_id, logprob=-0.5, rank=1, top=top)
 
 
+def make_info(generation: str, **fields: Any) -> AdapterInfo:
+    """What an engine tells of an adapter that changes one site."""
+    site = SiteReport(name="model.layers.0.q", kind="low_rank", rank=8, scale=1.0, change_norm=0.5)
+    report = LoadReport(sites=(site,), num_tensors=2, changes_kv=True, num_bytes=64)
+    defaults = {"report": report, "kv_digest": generation, "num_bytes": 64, "device_bytes": 64}
+    return AdapterInfo(generation=generation, **defaults | fields)
+
+
 class FakeEngine:
     """Answers each sequence with `reply(request, index)`, one token an event unless `split` says.
 
     `gate`: tokens after the first wait for it. `fail_after`: an error after that many events.
-    `raise_first`: what `stream` raises before anything else.
+    `raise_first`: what `stream` raises before anything else. Adapters: `info_of` tells
+    what loading a generation found, or raises; `load_gate`: loads wait for it.
     """
 
     def __init__(self, *, config: EngineConfig | None = None) -> None:
@@ -119,6 +131,36 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.drained: list[float] = []
         self.closed = False
+        self.info_of: Callable[[str, Path], AdapterInfo] = lambda generation, _: make_info(
+            generation
+        )
+        self.load_gate: asyncio.Event | None = None
+        self.loads: list[tuple[str, bool, bool]] = []  # generation, pinned, allow_zero_delta
+        self.pins: list[tuple[str, bool]] = []
+        self.dropped: list[str] = []
+        self.adapter_states: dict[str, AdapterState] = {}
+
+    async def load_adapter(
+        self,
+        generation: str,
+        directory: str,
+        *,
+        pinned: bool = False,
+        allow_zero_delta: bool = False,
+    ) -> AdapterInfo:
+        self.loads.append((generation, pinned, allow_zero_delta))
+        if self.load_gate is not None:
+            await self.load_gate.wait()
+        info = self.info_of(generation, Path(directory))
+        self.adapter_states[generation] = AdapterState(level=AdapterLevel.DEVICE, pinned=pinned)
+        return info
+
+    async def pin_adapter(self, generation: str, *, pinned: bool) -> None:
+        self.pins.append((generation, pinned))
+
+    async def drop_adapter(self, generation: str) -> None:
+        self.dropped.append(generation)
+        self.adapter_states.pop(generation, None)
 
     async def stream(
         self, request: Request, *, timeout_s: float | None = None

@@ -1,0 +1,230 @@
+"""Adapters of an `LLM`: the names, the store and the leases of one process."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.adapters.composition import Chosen, compose
+from plait.adapters.registry import AdapterRegistry, Lease, Named, Wish
+from plait.adapters.sources import find_adapter
+from plait.adapters.store import AdapterStore, StoredAdapter
+from plait.platform.bundles import tokenizer_of
+from plait.platform.errors import (
+    AdapterError,
+    AdapterUnavailable,
+    BadRequest,
+    InvalidLoadPolicy,
+    PlaitError,
+    by_code,
+)
+from plait.platform.messages import AdapterLoaded, LoadAdapter
+
+if TYPE_CHECKING:
+    from plait.platform.engine import Engine
+    from plait.platform.tokenizer import Tokenizer
+
+# A name, several with their scales, or the base alone.
+Adapter = str | Sequence[tuple[str, float]] | None
+MAX_NAMES = 1 << 16
+
+
+class LocalAdapters:
+    """What `LLM` knows of its adapters. `step` runs one engine step for all that is under way."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, step: Callable[[], None]) -> None:
+        served = engine.config.model.name
+        self._registry = AdapterRegistry(is_served=lambda name: name == served, max_names=MAX_NAMES)
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._step = step
+        self._tokenizers: dict[str, Tokenizer] = {}
+        self._num_stored: Counter[str] = Counter()
+        self._root: Path | None = None
+        self._opened: AdapterStore | None = None
+
+    # --- loading ---
+
+    def load(
+        self,
+        wish: Wish,
+        *,
+        source: str | Path | None,
+        tensors: Mapping[str, Any] | None,
+        config: Mapping[str, Any] | None,
+    ) -> Named:
+        """See `LLM.load_adapter`."""
+        if self._engine.config.options.adapter_memory_bytes == 0:
+            raise AdapterUnavailable("this LLM serves no adapters: adapter_memory_bytes is 0")
+        self._registry.check(wish)
+        stored = self._stored(source, tensors, config)
+        self._num_stored[stored.generation] += 1
+        lease = self._registry.hold(stored.generation)
+        try:
+            tokenizer = tokenizer_of(stored.bundle, self._tokenizer)
+            loaded = self._load(wish, stored)
+            if loaded.info is None:
+                raise _error_of(loaded)
+            self._tokenizers[stored.generation] = tokenizer
+            before = self._registry.generation_of(wish.name)
+            named = self._registry.publish(
+                wish, loaded.info, bundle=stored.bundle, created=int(time.time())
+            )
+            self._fit_pins(named.generation, before)
+        finally:
+            lease.release()
+            self._sweep()
+        return named
+
+    def _stored(
+        self,
+        source: str | Path | None,
+        tensors: Mapping[str, Any] | None,
+        config: Mapping[str, Any] | None,
+    ) -> StoredAdapter:
+        if (source is None) == (tensors is None) or (tensors is None) != (config is None):
+            raise InvalidLoadPolicy(
+                "give either source, or tensors together with config", param="source"
+            )
+        if tensors is None:
+            return self._store.add_directory(find_adapter(str(source)).directory)
+        from safetensors.torch import save
+
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        return self._store.add_tensors(config or {}, save(plain))
+
+    def _load(self, wish: Wish, stored: StoredAdapter) -> AdapterLoaded:
+        """Step until the engine has answered; what else runs goes on meanwhile."""
+        self._engine.load_adapter(
+            LoadAdapter(
+                generation=stored.generation,
+                directory=str(stored.directory),
+                pinned=wish.pinned,
+                allow_zero_delta=wish.allow_zero_delta,
+            )
+        )
+        while True:
+            for result in self._engine.take_adapter_results():
+                if result.generation == stored.generation:
+                    return result
+            self._step()
+
+    def unload(self, name: str, expected_generation: str | None) -> None:
+        """See `LLM.unload_adapter`."""
+        named = self._registry.unload(name, expected_generation=expected_generation)
+        self._fit_pins(named.generation)
+        self._sweep()
+
+    def entries(self) -> list[Named]:
+        """What is loaded, by name."""
+        return self._registry.entries()
+
+    def close(self) -> None:
+        """Remove all copies."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+        if self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+
+    # --- using ---
+
+    def choose(self, adapter: Adapter, held: ExitStack) -> tuple[Chosen, ...]:
+        """What one prompt asks for, leased until `held` closes. Raises `PlaitError` by name."""
+        picks = [(adapter, 1.0)] if isinstance(adapter, str) else list(adapter or ())
+        lease = self._registry.use([name for name, _ in picks])
+        held.callback(self.release, lease)
+        found = [(self._registry.get(name), scale) for name, scale in picks]
+        return compose([Chosen(name=n.name, info=n.info, scale=s) for n, s in found], "adapter")
+
+    def release(self, lease: Lease) -> None:
+        """A prompt's answers have ended."""
+        lease.release()
+        self._sweep()
+
+    def only(self, chosen: tuple[Chosen, ...]) -> Named | None:
+        """The adapter whose bundle counts: several could contradict each other."""
+        return self._registry.get(chosen[0].name) if len(chosen) == 1 else None
+
+    def tokenizer(self, adapter: Adapter) -> Tokenizer:
+        """The tokenizer whose chat template an adapter's conversations go through."""
+        names = [adapter] if isinstance(adapter, str) else [name for name, _ in adapter or ()]
+        if len(names) != 1:
+            return self._tokenizer
+        return self._tokenizers[self._registry.get(names[0]).generation]
+
+    # --- small things ---
+
+    @property
+    def _store(self) -> AdapterStore:
+        if self._opened is None:
+            self._root = Path(tempfile.mkdtemp(prefix="plait-adapters-"))
+            self._opened = AdapterStore(self._root)
+        return self._opened
+
+    def _fit_pins(self, *generations: str | None) -> None:
+        for generation in generations:
+            if generation is not None and self._registry.names_of(generation):
+                self._engine.pin_adapter(generation, self._registry.is_pinned(generation))
+
+    def _sweep(self) -> None:
+        for generation in self._registry.take_unreferenced():
+            self._tokenizers.pop(generation, None)
+            self._engine.drop_adapter(generation)
+            for _ in range(self._num_stored.pop(generation, 0)):
+                self._store.remove(generation)
+
+
+def _error_of(loaded: AdapterLoaded) -> PlaitError:
+    code, message = loaded.error or ("internal_error", "the adapter could not be loaded")
+    cls = by_code(code)
+    if issubclass(cls, AdapterError):
+        return cls(message, report=loaded.report)
+    return cls(message)
+
+
+def per_prompt(adapter: Any, count: int) -> list[Adapter]:
+    """One choice for each prompt. A list of (name, scale) is one choice; other lists are many."""
+    if adapter is None or isinstance(adapter, str) or _is_composition(adapter):
+        return [adapter] * count
+    if isinstance(adapter, Mapping) or not isinstance(adapter, Iterable):
+        raise _not_an_adapter(adapter)
+    several = list(adapter)
+    for one in several:
+        if not (one is None or isinstance(one, str) or _is_composition(one)):
+            raise _not_an_adapter(one)
+    if len(several) != count:
+        raise BadRequest(
+            f"{len(several)} adapters for {count} prompts: give one for all, or one each",
+            param="adapter",
+        )
+    return several
+
+
+def _is_composition(adapter: Any) -> bool:
+    return (
+        isinstance(adapter, list | tuple)
+        and bool(adapter)
+        and all(
+            isinstance(pick, tuple)
+            and len(pick) == 2
+            and isinstance(pick[0], str)
+            and isinstance(pick[1], int | float)
+            and not isinstance(pick[1], bool)
+            for pick in adapter
+        )
+    )
+
+
+def _not_an_adapter(value: Any) -> BadRequest:
+    return BadRequest(
+        f"adapter is a name, a list of (name, scale), or a list with one for each prompt, not "
+        f"{str(value)[:80]!r}",
+        param="adapter",
+    )
