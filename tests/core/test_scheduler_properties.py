@@ -10,14 +10,33 @@ import random
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from support.scheduler_world import VOCAB_SIZE, World, make_scheduler
+from support.scheduler_world import VOCAB_SIZE, MoodyStrand, World, make_scheduler
 
+from plait.platform.core import AdapterUse
 from plait.platform.errors import ContextLengthExceeded, Overloaded
 
 EXAMPLES = int(os.environ.get("PLAIT_TEST_EXAMPLES", "1"))
 
 # Prompts begin alike more often than chance would have it.
 STEMS = [[random.Random(i).randrange(VOCAB_SIZE) for _ in range(40)] for i in range(2)]
+
+# Two generations with one effect on K and V, one with another, one with none.
+DIGESTS = {"a": "k", "b": "k", "c": "m", "d": ""}
+USES = st.lists(
+    st.builds(
+        lambda generation, scale, active_from: AdapterUse(
+            generation=generation,
+            scale=scale,
+            active_from=active_from,
+            kv_digest=DIGESTS[generation],
+        ),
+        st.sampled_from(sorted(DIGESTS)),
+        st.sampled_from([1.0, 0.5]),
+        st.sampled_from([0, 0, 3, 8]),
+    ),
+    max_size=2,
+    unique_by=lambda use: use.generation,
+).map(tuple)
 
 GROUPS = {
     "full": [None],
@@ -40,8 +59,10 @@ class SchedulerLives(RuleBasedStateMachine):
         max_num_queued=st.sampled_from([2, 100]),
         watermark=st.sampled_from([0.0, 0.02, 0.2]),
         draft_seed=st.none() | st.integers(0, 9),
+        moods=st.lists(st.integers(0, 9), max_size=2),
     )
-    def begin(self, windows, blocks, draft_seed, **config):
+    def begin(self, windows, blocks, draft_seed, moods, **config):
+        config["strands"] = tuple(MoodyStrand(random.Random(seed)) for seed in moods)
         sizes = zip(GROUPS[windows], blocks, strict=False)
         self.world = World(make_scheduler(*sizes, max_model_len=60, **config))
         self.rng = None if draft_seed is None else random.Random(draft_seed)
@@ -57,6 +78,9 @@ class SchedulerLives(RuleBasedStateMachine):
         timeout_s=st.none() | st.integers(1, 30),
         prompt_logprobs=st.sampled_from([None, None, 0]),
         ignore_eos=st.booleans(),
+        tenant=st.sampled_from(["", "x", "y"]),
+        share=st.sampled_from([1.0, 3.0]),
+        adapters=USES,
     )
     def add(self, stem, length, tail, n, timeout_s, **rest):
         deadline_s = None if timeout_s is None else self.world.now_s + timeout_s

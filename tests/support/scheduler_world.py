@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -28,6 +29,7 @@ from plait.platform.core import (
     StepResult,
     TokenLogprobs,
 )
+from plait.platform.errors import AdapterStorageFailed
 from plait.platform.kv.hashing import KeyChain
 from plait.platform.scheduler import Commit, Scheduler
 
@@ -52,6 +54,7 @@ def make_scheduler(
     budget: int = 16,
     max_num_queued: int = 100,
     watermark: float = 0.0,
+    strands: tuple = (),
 ) -> Scheduler:
     cache = CacheConfig(
         block_size=block_size,
@@ -66,7 +69,55 @@ def make_scheduler(
         max_num_queued=max_num_queued,
         watermark=watermark,
     )
-    return Scheduler(config, cache)
+    return Scheduler(config, cache, strands)
+
+
+class MoodyStrand:
+    """A strand that is ready for a sequence after some steps, and refuses what it pleases.
+
+    Readiness is lost when a sequence parks; one that could not run for another reason keeps it.
+    """
+
+    def __init__(
+        self, rng: random.Random, *, longest_wait: int = 6, refusals: float = 0.05
+    ) -> None:
+        self._rng = rng
+        self._longest_wait = longest_wait
+        self._refusals = refusals
+        self._waits: dict[int, int] = {}  # sequence → steps left
+        self._held: set[int] = set()
+
+    def begin(self, now_s: float) -> None:
+        for seq_id in self._waits:
+            self._waits[seq_id] = max(0, self._waits[seq_id] - self._rng.randrange(2))
+
+    def admit(self, sequence: Sequence) -> bool:
+        assert sequence.state is SequenceState.WAITING
+        if sequence.seq_id in self._held:
+            return True
+        if sequence.seq_id not in self._waits:
+            if self._rng.random() < self._refusals:
+                raise AdapterStorageFailed("no")
+            self._waits[sequence.seq_id] = self._rng.randrange(self._longest_wait + 1)
+        if self._waits[sequence.seq_id]:
+            return False
+        del self._waits[sequence.seq_id]
+        self._held.add(sequence.seq_id)
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        if sequence.state is SequenceState.WAITING and sequence.seq_id in self._held:
+            self._waits[sequence.seq_id] = 0
+        elif sequence.state is not SequenceState.WAITING:
+            self._waits.pop(sequence.seq_id, None)
+        self._held.discard(sequence.seq_id)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waits)
+
+    def check_integrity(self, running: Iterable[Sequence]) -> None:
+        assert self._held == {sequence.seq_id for sequence in running}
 
 
 def next_token(seed: int, tokens: list[int]) -> int:
@@ -91,19 +142,26 @@ def stop(sequence: Sequence, token: int) -> tuple[FinishReason, int] | None:
 
 @dataclass
 class Histories:
-    """A trie of token histories under their salt; a node stands for all that came before."""
+    """A trie of what K and V depend on, token by token; a node stands for all that came before.
 
-    children: dict[tuple[object, int], int] = field(default_factory=dict)
+    That is salt, token, and of each adapter that is active there and can change K or V at all the
+    content that does so, with its scale.
+    """
+
+    children: dict[tuple[object, object], int] = field(default_factory=dict)
     parents: list[object] = field(default_factory=list)
 
     def path(self, request: Request, tokens: list[int]) -> list[int]:
         """The node of each token."""
-        node: object = (request.cache_salt, request.adapters)
+        node: object = request.cache_salt
+        uses = [use for use in request.adapters if use.kv_digest]
         nodes = []
-        for token in tokens:
-            child = self.children.get((node, token))
+        for position, token in enumerate(tokens):
+            active = tuple((u.kv_digest, u.scale) for u in uses if u.active_from <= position)
+            step = (token, active)
+            child = self.children.get((node, step))
             if child is None:
-                child = self.children[node, token] = len(self.parents)
+                child = self.children[node, step] = len(self.parents)
                 self.parents.append(node)
             nodes.append(child)
             node = child
@@ -127,6 +185,7 @@ class World:
         self.num_rows = 0
         self.now_s = 0.0
         self.num_requests = 0
+        self.refusals = {"lora_storage_unavailable"}  # codes of strands
 
     # --- what users do -------------------------------------------------------------------------
 
@@ -138,6 +197,8 @@ class World:
         priority: int = 0,
         salt: str = "",
         adapters: tuple[AdapterUse, ...] = (),
+        tenant: str = "",
+        share: float = 1.0,
         deadline_s: float | None = None,
         seed: int = 1,
         request_id: str | None = None,
@@ -151,6 +212,8 @@ class World:
             priority=priority,
             cache_salt=salt,
             adapters=adapters,
+            tenant=tenant,
+            share=share,
             deadline_s=deadline_s,
         )
         total = len(prompt) + max_tokens
@@ -170,13 +233,15 @@ class World:
     def plan(self) -> StepPlan | None:
         plan = self.scheduler.plan(self.now_s)
         if plan is None:
-            assert not self.scheduler.num_unfinished
+            assert not self.scheduler.num_unfinished or self.scheduler._strands.busy
             return None
         assert plan.spans or plan.finished, "contract 5: nothing runs and nothing ends"
         for sequence in plan.finished:
             assert sequence.finish_reason is FinishReason.ERROR
-            assert sequence.failure[0] == "deadline_exceeded"
-            assert sequence.request.deadline_s <= self.now_s
+            if sequence.failure[0] == "deadline_exceeded":
+                assert sequence.request.deadline_s <= self.now_s
+            else:
+                assert sequence.failure[0] in self.refusals
         self._end(plan.finished)
         self._check_plan(plan)
         return plan
@@ -256,7 +321,8 @@ class World:
         left = [s for sequences in self.live.values() for s in sequences]
         bound = 20 + 20 * sum(s.max_total_tokens for s in left)
         steps = 0
-        while self.step(rng=rng) is not None:
+        while self.step(rng=rng) is not None or self.scheduler.num_unfinished:
+            self.between_steps()
             steps += 1
             assert steps <= bound, "starvation"
         assert not self.live
@@ -267,6 +333,9 @@ class World:
             assert not len(kept), "something of an ended sequence is kept"
         assert not scheduler._requests.num_queued
         return steps
+
+    def between_steps(self) -> None:
+        """What else goes on while `drain` steps: nothing here."""
 
     # --- checks ----------------------------------------------------------------------------------
 
