@@ -9,32 +9,26 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from plait.adapters.adapter import Adapter, LowRank, Rows, Whole
+from plait.adapters.adapter import LowRank, Rows, Whole
 from plait.adapters.sites import SiteKind, SitePart
 
 Part = LowRank | Rows | Whole
 
 
-def kv_digest(adapter: Adapter) -> str:
+def kv_digest(parts: Iterable[Part]) -> str:
     """SHA-256 (hex) of all that can change a cached K or V; empty where nothing can."""
     return _digest(
         b"plait.adapter.kv.1",
-        (p for p in _parts(adapter) if p.site.affects_kv and p.site.kind != SiteKind.HEAD),
+        (p for p in parts if p.site.affects_kv and p.site.kind != SiteKind.HEAD),
     )
 
 
-def tower_digest(adapter: Adapter) -> str:
+def tower_digest(parts: Iterable[Part]) -> str:
     """SHA-256 (hex) of all that changes the tower or projector; empty where nothing does."""
     return _digest(
         b"plait.adapter.tower.1",
-        (p for p in _parts(adapter) if p.site.part != SitePart.LANGUAGE),
+        (p for p in parts if p.site.part != SitePart.LANGUAGE),
     )
-
-
-def _parts(adapter: Adapter) -> Iterator[Part]:
-    yield from (part for part in adapter.low_rank if is_change(part))
-    yield from adapter.rows
-    yield from adapter.wholes
 
 
 def _digest(domain: bytes, parts: Iterable[Part]) -> str:
@@ -67,16 +61,6 @@ def _encoded(part: Part) -> Iterator[bytes | memoryview]:
         yield struct.pack("<I", len(about)) + about
         if tensor is not None:
             yield tensor.contiguous().flatten().view(torch.uint8).numpy().data
-
-
-def is_change(part: LowRank) -> bool:
-    """Whether the part does anything; with a magnitude only the base could tell."""
-    if part.magnitude is not None:
-        return True
-    if part.scale == 0.0:
-        return False
-    has_product = bool(part.a.any()) and bool(part.b.any())
-    return has_product or (part.b_bias is not None and bool(part.b_bias.any()))
 
 
 def _expert(part: Part) -> int:

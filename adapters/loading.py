@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from plait.adapters.adapter import Adapter, LowRank
-from plait.adapters.digests import kv_digest, tower_digest
+from plait.adapters.digests import Part, kv_digest, tower_digest
 from plait.adapters.experts import join_halves, split_experts
 from plait.adapters.files import (
     ADDED_TOKENS,
@@ -33,8 +33,8 @@ from plait.adapters.identity import generation_of
 from plait.adapters.info import AdapterInfo, LoadReport
 from plait.adapters.peft_config import PeftConfig, parse_config
 from plait.adapters.plan import Layout, LowRankPlan, Plan, make_plan
-from plait.adapters.report import changes_nothing, make_report, num_bytes
-from plait.adapters.sites import ModelSites
+from plait.adapters.report import change_norm, changes_nothing, is_change, make_report
+from plait.adapters.sites import ModelSites, SiteKind
 from plait.adapters.tables import BaseRows, make_tables
 from plait.adapters.tensors import not_finite, read_tensors
 from plait.platform.errors import AdapterStorageFailed, InvalidAdapter
@@ -62,8 +62,8 @@ def load_adapter(
     # The store names a directory by what is in it.
     if directory.name == generation != files.generation and len(generation) == 64:
         raise AdapterStorageFailed("the stored adapter is not what was stored; load it again")
-    adapter = _make(generation, files, max_rank, base_rows, sites)
-    if changes_nothing(adapter) and not allow_zero_delta:
+    adapter = _make(generation, files, max_rank, base_rows)
+    if not allow_zero_delta and changes_nothing(adapter):
         raise InvalidAdapter(
             "the adapter changes nothing: every change in it is zero, as before training; "
             "allow_zero_delta loads it all the same",
@@ -78,7 +78,7 @@ def inspect_adapter(directory: Path, sites: SitesOf, *, max_rank: int) -> Adapte
     `sites` may be a function that makes them of the files. A change of nothing is no error.
     """
     files = _read(directory, sites, max_rank, follow_links=True)
-    return _make(files.generation, files, max_rank, None, files.sites)
+    return _make(files.generation, files, max_rank, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,37 +130,42 @@ def _check_finite(tensors: Mapping[str, Tensor]) -> None:
         )
 
 
-def _make(
-    generation: str,
-    files: _Files,
-    max_rank: int,
-    base_rows: BaseRows | None,
-    sites: ModelSites,
-) -> Adapter:
-    low_rank = _low_rank(files.plan, files.tensors, max_rank)
-    tables = make_tables(files.plan, files.tensors, base_rows)
+def _make(generation: str, files: _Files, max_rank: int, base_rows: BaseRows | None) -> Adapter:
+    plan = files.plan
+    tables = make_tables(plan, files.tensors, base_rows)
     adapter = Adapter(
         info=AdapterInfo(generation=generation, report=LoadReport()),
-        low_rank=tuple(low_rank),
+        low_rank=tuple(_low_rank(plan, files.tensors, max_rank)),
         rows=tables.rows,
         wholes=tables.wholes,
     )
-    report = make_report(
-        adapter,
+    norms = [change_norm(part) for part in adapter.low_rank]
+    # A norm of zero may be a small number that vanished when squared: then look again.
+    low_rank = (
+        part
+        for part, norm in zip(adapter.low_rank, norms, strict=True)
+        if norm > 0 or is_change(part)
+    )
+    changes: list[Part] = [*low_rank, *adapter.rows, *adapter.wholes]
+    kv, tower = kv_digest(changes), tower_digest(changes)
+    report = replace(
+        make_report(adapter, norms, tables.norms),
         num_tensors=len(files.tensors),
-        table_norms=tables.norms,
-        changes_vocabulary=files.plan.vocab_size is not None,
-        warnings=(*files.plan.warnings, *_other_base(files.config, sites)),
+        changes_kv=bool(kv),
+        changes_tower=bool(tower),
+        changes_head=any(part.site.kind == SiteKind.HEAD for part in changes),
+        changes_vocabulary=plan.vocab_size is not None,
+        warnings=(*plan.warnings, *_other_base(files.config, files.sites)),
     )
     info = AdapterInfo(
         generation=generation,
         report=report,
-        kv_digest=kv_digest(adapter),
-        tower_digest=tower_digest(adapter),
+        kv_digest=kv,
+        tower_digest=tower,
         invocation_token_ids=files.config.invocation_tokens,
-        vocab_size=files.plan.vocab_size,
-        has_dora=any(part.magnitude is not None for part in low_rank),
-        num_bytes=num_bytes(adapter),
+        vocab_size=plan.vocab_size,
+        has_dora=any(part.magnitude is not None for part in adapter.low_rank),
+        num_bytes=report.num_bytes,
         base_model=files.config.base_model,
     )
     return replace(adapter, info=info)

@@ -8,39 +8,19 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from plait.adapters.adapter import Adapter, LowRank, Rows, Whole
-from plait.adapters.digests import is_change, kv_digest, tower_digest
 from plait.adapters.info import LoadReport, SiteReport
-from plait.adapters.sites import Site, SiteKind
 
 
 def make_report(
-    adapter: Adapter,
-    *,
-    num_tensors: int,
-    table_norms: Mapping[str, float],
-    changes_vocabulary: bool,
-    warnings: tuple[str, ...],
+    adapter: Adapter, norms: Iterable[float], table_norms: Mapping[str, float]
 ) -> LoadReport:
-    """The report of an adapter that was made."""
+    """Sites and sizes of an adapter; `norms` are those of its low-rank parts, in order."""
     tables = [_table_report(part, "rows", table_norms) for part in adapter.rows]
     tables += [_table_report(part, "whole", table_norms) for part in adapter.wholes]
     return LoadReport(
-        sites=(*_low_rank_reports(adapter.low_rank), *tables),
-        num_tensors=num_tensors,
-        changes_kv=bool(kv_digest(adapter)),
-        changes_tower=bool(tower_digest(adapter)),
-        changes_head=any(site.kind == SiteKind.HEAD for site in sites_of(adapter)),
-        changes_vocabulary=changes_vocabulary,
+        sites=(*_low_rank_reports(zip(adapter.low_rank, norms, strict=True)), *tables),
         num_bytes=num_bytes(adapter),
-        warnings=warnings,
     )
-
-
-def sites_of(adapter: Adapter) -> set[Site]:
-    """All sites that an adapter has something for."""
-    low_rank = {part.site for part in adapter.low_rank}
-    rows, wholes = {part.site for part in adapter.rows}, {part.site for part in adapter.wholes}
-    return low_rank | rows | wholes
 
 
 def _table_report(part: Rows | Whole, kind: str, norms: Mapping[str, float]) -> SiteReport:
@@ -48,18 +28,18 @@ def _table_report(part: Rows | Whole, kind: str, norms: Mapping[str, float]) -> 
     return SiteReport(name=name, kind=kind, rank=0, scale=1.0, change_norm=norms[name])
 
 
-def _low_rank_reports(parts: Iterable[LowRank]) -> list[SiteReport]:
+def _low_rank_reports(parts: Iterable[tuple[LowRank, float]]) -> list[SiteReport]:
     """One line for each site; experts are one, their norms together."""
-    by_site: dict[str, list[LowRank]] = {}
-    for part in parts:
-        by_site.setdefault(part.site.name, []).append(part)
+    by_site: dict[str, list[tuple[LowRank, float]]] = {}
+    for part, norm in parts:
+        by_site.setdefault(part.site.name, []).append((part, norm))
     return [
         SiteReport(
             name=name,
-            kind="low_rank" if found[0].magnitude is None else "dora",
-            rank=max(part.a.shape[0] for part in found),
-            scale=found[0].scale,
-            change_norm=math.hypot(*(change_norm(part) for part in found)),
+            kind="low_rank" if found[0][0].magnitude is None else "dora",
+            rank=max(part.a.shape[0] for part, _ in found),
+            scale=found[0][0].scale,
+            change_norm=math.hypot(*(norm for _, norm in found)),
         )
         for name, found in by_site.items()
     ]
@@ -67,14 +47,31 @@ def _low_rank_reports(parts: Iterable[LowRank]) -> list[SiteReport]:
 
 def change_norm(part: LowRank) -> float:
     """‖scale · b a‖, without the product: ‖b a‖² = Σ (bᵀ b) ∘ (a aᵀ)."""
-    a, b = part.a.float(), part.b.float()
-    squared = float(((b.T @ b) * (a @ a.T)).sum(dtype=a.dtype))
+    squared = _squared_norm(part.a.float(), part.b.float())
+    if not math.isfinite(squared):  # beyond fp32, though every value is within
+        squared = _squared_norm(part.a.double(), part.b.double())
     return abs(part.scale) * math.sqrt(max(squared, 0.0))
+
+
+def _squared_norm(a: Tensor, b: Tensor) -> float:
+    return float(((b.T @ b) * (a @ a.T)).sum())
 
 
 def changes_nothing(adapter: Adapter) -> bool:
     """Whether base and adapter are the same. DoRA, rows and wholes count as changes."""
+    if any(site.change_norm > 0 for site in adapter.info.report.sites):
+        return False
     return not adapter.rows and not adapter.wholes and not any(map(is_change, adapter.low_rank))
+
+
+def is_change(part: LowRank) -> bool:
+    """Whether the part does anything; with a magnitude only the base could tell."""
+    if part.magnitude is not None:
+        return True
+    if part.scale == 0.0:
+        return False
+    has_product = bool(part.a.any()) and bool(part.b.any())
+    return has_product or (part.b_bias is not None and bool(part.b_bias.any()))
 
 
 def num_bytes(adapter: Adapter) -> int:
