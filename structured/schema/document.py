@@ -1,0 +1,150 @@
+"""A schema with its addresses: pointers, identifiers, anchors, and what a reference means."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from plait.platform.errors import InvalidSchema
+from plait.structured.schema.limits import escape, unescape
+from plait.structured.schema.refusal import Refusal, Undecidable
+
+# Where schemas lie inside a schema.
+SINGLE = (
+    "additionalItems additionalProperties contains contentSchema else if items not propertyNames "
+    "then unevaluatedItems unevaluatedProperties"
+).split()
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+MAPS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas", "dependencies")
+LEGACY = ("draft-03", "draft-04", "draft-05", "draft-06", "draft-07")
+OLD_IDS = ("draft-03", "draft-04", "draft-05")
+
+
+class Document:
+    """One schema document. `legacy`: before 2019-09, where `$ref` hides its siblings."""
+
+    def __init__(self, root: Any, param: str) -> None:
+        self.root = root
+        self.param = param
+        dialect = root.get("$schema", "") if isinstance(root, dict) else ""
+        self.legacy = isinstance(dialect, str) and any(each in dialect for each in LEGACY)
+        # Since 2020-12 what `contains` finds counts as evaluated.
+        self.contains_evaluates = not self.legacy and "2019-09" not in str(dialect)
+        self._id = "id" if any(each in str(dialect) for each in OLD_IDS) else "$id"
+        self._bases: dict[str, str] = {}
+        self._resources: dict[str, str] = {}
+        self._anchors: dict[tuple[str, str], str] = {}
+        self._dynamic: dict[str, list[str]] = {}
+        self._nodes: dict[str, Any] = {}
+        self._index("", root, "")
+
+    def _index(self, start: str, schema: Any, base: str) -> None:
+        waiting = [(start, schema, base)]
+        while waiting:
+            at, schema, base = waiting.pop()
+            if not isinstance(schema, dict):
+                continue
+            base = self._name(at, schema, base)
+            self._bases[at] = base
+            waiting += [(*child, base) for child in children(at, schema)]
+
+    def _name(self, at: str, schema: dict[str, Any], base: str) -> str:
+        own = schema.get(self._id)
+        hidden = self.legacy and "$ref" in schema
+        if isinstance(own, str) and not hidden:
+            address, fragment = urldefrag(urljoin(base, own))
+            if own.startswith("#"):
+                self._anchors[(base, fragment)] = at
+            else:
+                base = address
+                self._resources.setdefault(base, at)
+        if at == "":
+            self._resources.setdefault("", at)
+            self._resources.setdefault(base, at)
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            if isinstance(name := schema.get(keyword), str):
+                self._anchors[(base, name)] = at
+        if isinstance(name := schema.get("$dynamicAnchor"), str):
+            self._dynamic.setdefault(name, []).append(at)
+        if schema.get("$recursiveAnchor") is True:
+            self._dynamic.setdefault("", []).append(at)
+        return base
+
+    def at(self, pointer: str) -> Any:
+        """The schema at a pointer that `resolve` or `children` gave."""
+        if pointer not in self._nodes:
+            self._nodes[pointer] = self._walk(pointer)
+        return self._nodes[pointer]
+
+    def _walk(self, pointer: str) -> Any:
+        node = self.root
+        for step in pointer.split("/")[1:]:
+            key = unescape(step)
+            if isinstance(node, dict):
+                node = node[key]
+            elif isinstance(node, list):
+                node = node[int(key)]
+            else:
+                raise KeyError(pointer)
+        return node
+
+    def _base(self, pointer: str) -> str:
+        while pointer not in self._bases and pointer:
+            pointer = pointer.rpartition("/")[0]
+        return self._bases.get(pointer, "")
+
+    def resolve(self, at: str, keyword: str, ref: str) -> str:
+        """The pointer that a reference standing at `at` means.
+
+        Raises `Undecidable` where it leads outside of the document, or depends on the way there.
+        """
+        if keyword in ("$dynamicRef", "$recursiveRef"):
+            name = urldefrag(ref)[1]
+            if len(self._dynamic.get(name, ())) > 1 and self._is_dynamic(at, ref, name):
+                raise self._refused(at, keyword, "its target depends on the way to it")
+        address, fragment = urldefrag(urljoin(self._base(at), ref))
+        if address not in self._resources:
+            raise self._refused(at, keyword, f"{ref!r} lies outside of the schema")
+        resource = self._resources[address]
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            if (address, fragment) not in self._anchors:
+                raise InvalidSchema(f"{keyword!r} at {at}: there is no {ref!r}", param=self.param)
+            return self._anchors[(address, fragment)]
+        return self._within(resource, fragment, at, f"{keyword!r} at {at}: there is no {ref!r}")
+
+    def _is_dynamic(self, at: str, ref: str, name: str) -> bool:
+        address, _ = urldefrag(urljoin(self._base(at), ref))
+        target = self._anchors.get((address, name), self._resources.get(address, ""))
+        return not name or target in self._dynamic[name]
+
+    def _within(self, resource: str, fragment: str, at: str, missing: str) -> str:
+        pointer = resource + "".join(
+            f"/{escape(unescape(step))}" for step in fragment.split("/")[1:]
+        )
+        try:
+            schema = self.at(pointer)
+        except (KeyError, IndexError, ValueError):
+            raise InvalidSchema(missing, param=self.param) from None
+        if not isinstance(schema, dict | bool):
+            raise InvalidSchema(f"{missing[:-1]} that is a schema", param=self.param)
+        if pointer not in self._bases:
+            # A pointer may pass another resource on its way, or lead where no keyword leads.
+            self._index(pointer, schema, self._base(pointer))
+        return pointer
+
+    def _refused(self, at: str, keyword: str, why: str) -> Undecidable:
+        instead = "copy what it means into $defs and refer to it by '#/$defs/…'"
+        return Undecidable(Refusal(f"{at}/{escape(keyword)}", keyword, why, instead))
+
+
+def children(at: str, schema: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The schemas directly inside a schema, with their pointers."""
+    found = [(f"{at}/{key}", schema[key]) for key in SINGLE if isinstance(schema.get(key), dict)]
+    for key in LISTS:
+        if isinstance(inner := schema.get(key), list):
+            found += [(f"{at}/{key}/{i}", each) for i, each in enumerate(inner)]
+    for key in MAPS:
+        if isinstance(inner := schema.get(key), dict):
+            found += [(f"{at}/{key}/{escape(str(name))}", inner[name]) for name in inner]
+    return found

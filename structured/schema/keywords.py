@@ -1,0 +1,359 @@
+"""The keywords that assert something of one type: what each says, affirmed and denied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from plait.structured.schema import formats, regex
+from plait.structured.schema.atoms import (
+    NEVER,
+    TRUE,
+    Additional,
+    Alternatives,
+    Bound,
+    Contains,
+    Count,
+    Exists,
+    Format,
+    Items,
+    KeyPattern,
+    Length,
+    MultipleOf,
+    Names,
+    Pattern,
+    Poison,
+    Prefix,
+    Property,
+    Required,
+    Size,
+    Unique,
+)
+from plait.structured.schema.branches import NEITHER
+from plait.structured.schema.limits import escape
+from plait.structured.schema.refusal import Refusal
+from plait.structured.schema.values import exact
+
+if TYPE_CHECKING:
+    from plait.structured.schema.reading import Reader
+
+Schema = dict[str, Any]
+Reading = Callable[["Reader", str, Schema, bool], Iterator[Alternatives]]
+_REPHRASE = "say what is allowed, not what is forbidden"
+
+
+def groups(reader: Reader, at: str, schema: Schema, kind: str, positive: bool) -> list[Alternatives]:
+    """What the keywords for this type say, each on its own."""
+    return [group for read in _BY_TYPE[kind] for group in read(reader, at, schema, positive)]
+
+
+def _poison(at: str, keyword: str, why: str, instead: str = _REPHRASE) -> Alternatives:
+    return [(Poison(Refusal(f"{at}/{escape(keyword)}", keyword, why, instead)),)]
+
+
+# --- numbers ---
+
+
+def _number(reader: Reader, at: str, schema: Schema, keyword: str) -> Fraction | None:
+    value = schema.get(keyword)
+    if value is None or isinstance(value, bool):
+        return None
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise reader.invalid(f"{at}/{keyword}", f"{keyword!r} is a number")
+    return exact(value)
+
+
+def _bounds(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
+    for name, upper in (("minimum", False), ("maximum", True)):
+        strict_name = f"exclusiveM{name[1:]}"
+        strict = schema.get(strict_name) is True  # draft 4
+        for keyword, exclusive in ((name, strict), (strict_name, True)):
+            value = _number(reader, at, schema, keyword)
+            if value is None:
+                continue
+            if positive:
+                yield [(Bound(value, upper, exclusive),)]
+            else:
+                yield [(Bound(value, not upper, not exclusive),)]
+
+
+def _multiple(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
+    for keyword in ("multipleOf", "divisibleBy"):
+        if (keyword == "divisibleBy") > reader.document.legacy:
+            continue
+        value = _number(reader, at, schema, keyword)
+        if value is None:
+            continue
+        if value <= 0:
+            raise reader.invalid(f"{at}/{keyword}", f"{keyword!r} is above 0")
+        if positive:
+            yield [(MultipleOf(value, f"{at}/{keyword}"),)]
+        else:
+            yield _poison(at, keyword, "its denial cannot be written")
+
+
+# --- strings ---
+
+
+def _whole(reader: Reader, at: str, schema: Schema, keyword: str) -> int | None:
+    value = schema.get(keyword)
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise reader.invalid(f"{at}/{keyword}", f"{keyword!r} is a whole number, 0 or more")
+    return value
+
+
+def _span(
+    names: tuple[str, str], make: Callable[[str, int, int | None], Any]
+) -> Reading:
+    """A pair of keywords that bound a count."""
+
+    def read(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
+        low = _whole(reader, at, schema, names[0])
+        high = _whole(reader, at, schema, names[1])
+        if low is not None and (low or not positive):
+            below: Alternatives = [(make(at, 0, low - 1),)] if low else NEITHER
+            yield [(make(f"{at}/{names[0]}", low, None),)] if positive else below
+        if high is not None:
+            place = f"{at}/{names[1]}"
+            yield [(make(place, 0, high) if positive else make(place, high + 1, None),)]
+
+    return read
+
+
+def _pattern(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
+    if "pattern" not in schema:
+        return
+    if not isinstance(schema["pattern"], str):
+        raise reader.invalid(f"{at}/pattern", "'pattern' is a string")
+    yield language(at, "pattern", schema["pattern"], positive)
+
+
+def language(at: str, keyword: str, pattern: str, positive: bool) -> Alternatives:
+    """A string in which a pattern is found, or is not."""
+    place = f"{at}/{keyword}"
+    try:
+        node = regex.search(pattern)
+    except regex.RegexError as error:
+        return _poison(at, keyword, f"the pattern {pattern!r} has {error}", "write it without")
+    if positive:
+        return [(Pattern(node, place),)]
+    from plait.structured.schema import automata
+
+    others = automata.complement(node)
+    if others is None:
+        return _poison(at, keyword, "the strings outside of the pattern are too many to describe")
+    return [(Pattern(others, place),)]
+
+
+def _format(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
+    if "format" not in schema:
+        return
+    name = schema["format"]
+    if not isinstance(name, str):
+        raise reader.invalid(f"{at}/format", "'format' is a string")
+    if name in formats.PATTERNS:
+        yield language(at, "format", formats.PATTERNS[name], positive)
+    elif name in formats.ENFORCED:
+        place = f"{at}/format"
+        denied = _poison(at, "format", "the strings outside of a format cannot be described")
+        yield [(Format(name, place),)] if positive else denied
+    elif name in formats.REFUSED:
+        yield _poison(
+            at,
+            "format",
+            f"no backend enforces the format {name!r}",
+            "leave it out, or say it by 'pattern'",
+        )
+    else:
+        # Not of the standard, which says that it asserts nothing.
+        reader.notes[f"{at}/format: {name!r} is no standard format and asserts nothing"] = None
+
+
+# --- arrays ---
+
+
+def _tuple(schema: Schema) -> tuple[str, str]:
+    """The keywords of the first items and of the rest: before 2020-12 they had other names."""
+    if isinstance(schema.get("items"), list) and "prefixItems" not in schema:
+        return "items", "additionalItems"
+    return "prefixItems", "items"
+
+
+def _items(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
+    first, rest = _tuple(schema)
+    members = schema.get(first, [])
+    if not isinstance(members, list):
+        raise reader.invalid(f"{at}/{first}", f"{first!r} is a list of schemas")
+    formulas = [reader.formula(f"{at}/{first}/{i}") for i in range(len(members))]
+    if positive and formulas:
+        yield [tuple(Prefix(i, formula) for i, formula in enumerate(formulas))]
+    if not positive:
+        for i, formula in enumerate(formulas):
+            if formula != TRUE:
+                yield [(Count(i + 1, None), Prefix(i, reader.denied(formula)))]
+    if rest in schema:
+        formula = reader.formula(f"{at}/{rest}")
+        if positive:
+            yield [(Items(len(members), formula),)]
+        elif formula == NEVER:
+            yield [(Count(len(members) + 1, None),)]
+        elif formula != TRUE:
+            place = f"{at}/{rest}"
+            yield [(Contains(reader.denied(formula), 1, None, len(members), place),)]
+
+
+def _contains(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
+    if "contains" not in schema:
+        return
+    low = _whole(reader, at, schema, "minContains")
+    high = _whole(reader, at, schema, "maxContains")
+    if reader.document.legacy:
+        low = high = None
+    low = 1 if low is None else low
+    formula = reader.formula(f"{at}/contains")
+    place, seen = f"{at}/contains", reader.document.contains_evaluates
+    if positive:
+        yield [(Contains(formula, low, high, 0, place, seen),)]
+        return
+    if low:
+        yield [(Contains(formula, 0, low - 1, 0, place, False),)]
+    if high is not None:
+        yield [(Contains(formula, high + 1, None, 0, place, False),)]
+
+
+def _unique(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
+    if schema.get("uniqueItems") is True:
+        denied = _poison(at, "uniqueItems", "lists with a repetition cannot be described")
+        yield [(Unique(f"{at}/uniqueItems"),)] if positive else denied
+
+
+# --- objects ---
+
+
+def _map(reader: Reader, at: str, schema: Schema, keyword: str) -> dict[str, Any]:
+    members = schema.get(keyword, {})
+    if not isinstance(members, dict):
+        raise reader.invalid(f"{at}/{keyword}", f"{keyword!r} maps keys to schemas")
+    return members
+
+
+def _properties(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
+    names = _map(reader, at, schema, "properties")
+    formulas = {n: reader.formula(f"{at}/properties/{escape(n)}") for n in names}
+    if positive and formulas:
+        yield [tuple(Property(name, formula) for name, formula in formulas.items())]
+    if not positive:
+        for name, formula in formulas.items():
+            if formula != TRUE:
+                yield [(Required(name), Property(name, reader.denied(formula), seen=False))]
+
+
+def _patterns(reader: Reader, at: str, schema: Schema) -> dict[str, regex.Node]:
+    patterns = {}
+    for pattern in _map(reader, at, schema, "patternProperties"):
+        try:
+            patterns[pattern] = regex.search(pattern)
+        except regex.RegexError as error:
+            raise keyword_refusal(at, pattern, error) from None
+    return patterns
+
+
+def keyword_refusal(at: str, pattern: str, error: regex.RegexError) -> Exception:
+    """A pattern of keys that cannot be read makes all of its object unknown."""
+    from plait.structured.schema.refusal import Undecidable
+
+    why = f"the pattern {pattern!r} has {error}"
+    place = f"{at}/patternProperties/{escape(pattern)}"
+    return Undecidable(Refusal(place, "patternProperties", why, "write it without"))
+
+
+def _keys(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
+    from plait.structured.schema.refusal import Undecidable
+
+    try:
+        patterns = _patterns(reader, at, schema)
+    except Undecidable as unknown:
+        yield [(Poison(unknown.refusal),)]
+        return
+    for pattern, node in patterns.items():
+        place = f"{at}/patternProperties/{escape(pattern)}"
+        formula = reader.formula(place)
+        if positive:
+            yield [(KeyPattern(node, formula, at=place),)]
+        elif formula != TRUE:
+            refusal = Refusal(place, "patternProperties", "its denial cannot be written", _REPHRASE)
+            denied = reader.denied(formula)
+            yield [(Exists(frozenset(), frozenset(), denied, refusal, inside=node),)]
+    if "additionalProperties" in schema:
+        place = f"{at}/additionalProperties"
+        formula = reader.formula(place)
+        names = frozenset(_map(reader, at, schema, "properties"))
+        others = frozenset(patterns.values())
+        if positive:
+            yield [(Additional(names, others, formula),)]
+        elif formula != TRUE:
+            why = "objects with a key too many, or with a wrong one, cannot be described"
+            refusal = Refusal(place, "additionalProperties", why, _REPHRASE)
+            yield [(Exists(names, others, reader.denied(formula), refusal),)]
+
+
+def _required(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
+    names = schema.get("required", [])
+    if isinstance(names, bool):  # draft 3, where it belongs to the property
+        names = []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise reader.invalid(f"{at}/required", "'required' is a list of keys")
+    if positive and names:
+        yield [tuple(Required(name) for name in dict.fromkeys(names))]
+    if not positive:
+        for name in names:
+            yield [(Property(name, NEVER, seen=False),)]
+
+
+def _names(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
+    if "propertyNames" not in schema:
+        return
+    place = f"{at}/propertyNames"
+    formula = reader.formula(place)
+    if positive:
+        yield [(Names(formula, place),)]
+    elif formula != TRUE:
+        refusal = Refusal(place, "propertyNames", "its denial cannot be written", _REPHRASE)
+        named = reader.denied(formula)
+        yield [(Exists(frozenset(), frozenset(), TRUE, refusal, named=named),)]
+
+
+def _dependent(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
+    for keyword in ("dependentRequired", "dependencies"):
+        for name, needed in _map(reader, at, schema, keyword).items():
+            if isinstance(needed, str):
+                needed = [needed]
+            if not isinstance(needed, list):
+                continue
+            if positive:
+                met = (Required(name), *(Required(str(each)) for each in needed))
+                yield [(Property(name, NEVER, seen=False),), tuple(dict.fromkeys(met))]
+            else:
+                yield [
+                    (Required(name), Property(str(each), NEVER, seen=False)) for each in needed
+                ]
+
+
+_size = _span(("minProperties", "maxProperties"), lambda at, low, high: Size(low, high, at))
+_count = _span(("minItems", "maxItems"), lambda _, low, high: Count(low, high))
+_length = _span(("minLength", "maxLength"), lambda _, low, high: Length(low, high))
+
+_BY_TYPE: dict[str, tuple[Reading, ...]] = {
+    "null": (),
+    "boolean": (),
+    "number": (_bounds, _multiple),
+    "string": (_length, _pattern, _format),
+    "array": (_items, _count, _contains, _unique),
+    "object": (_properties, _required, _keys, _names, _size, _dependent),
+}

@@ -1,0 +1,92 @@
+"""Bounds on a schema, checked before anything else reads it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from plait.platform.errors import GrammarTooComplex, InvalidSchema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How large a schema may be, and how far reading may unfold it."""
+
+    max_bytes: int = 64 * 1024
+    max_depth: int = 64
+    max_properties: int = 5_000
+    max_enum: int = 1_000
+    max_alternatives: int = 256  # of one type, in one place
+    max_definitions: int = 4_000
+    max_written_bytes: int = 512 * 1024
+
+
+def check_bounds(schema: Any, limits: Limits, param: str) -> None:
+    """Raise where a schema is no JSON, or larger than the limits."""
+    if not isinstance(schema, dict | bool):
+        raise InvalidSchema("a schema is a JSON object, true or false", param=param)
+    _check_depth(schema, limits, param)
+    try:
+        size = len(json.dumps(schema, ensure_ascii=False, allow_nan=False).encode())
+    except (TypeError, ValueError) as error:
+        raise InvalidSchema(f"the schema is no JSON: {error}", param=param) from None
+    if size > limits.max_bytes:
+        raise GrammarTooComplex(
+            f"the schema has {size:,} bytes; {limits.max_bytes:,} are the limit. "
+            "Leave out what the answer does not need",
+            param=param,
+        )
+    _check_counts(schema, limits, param)
+
+
+def _check_depth(schema: Any, limits: Limits, param: str) -> None:
+    # By levels, not by recursion: a deep schema must not exhaust the stack first.
+    level, depth = [schema], 0
+    while level:
+        depth += 1
+        if depth > limits.max_depth * 3:  # a level of a schema takes up to three of JSON
+            raise GrammarTooComplex(
+                f"the schema is nested deeper than {limits.max_depth} levels; name inner schemas "
+                "in $defs and refer to them",
+                param=param,
+            )
+        containers = [each for each in level if isinstance(each, dict | list)]
+        level = [
+            child
+            for each in containers
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+
+
+def _check_counts(schema: Any, limits: Limits, param: str) -> None:
+    waiting, num_properties = [("", schema)], 0
+    while waiting:
+        at, node = waiting.pop()
+        if isinstance(node, list):
+            waiting += [(f"{at}/{i}", child) for i, child in enumerate(node)]
+        if not isinstance(node, dict):
+            continue
+        waiting += [(f"{at}/{escape(key)}", child) for key, child in node.items()]
+        properties, enum = node.get("properties"), node.get("enum")
+        num_properties += len(properties) if isinstance(properties, dict) else 0
+        if isinstance(enum, list) and len(enum) > limits.max_enum:
+            raise GrammarTooComplex(
+                f"'enum' at {at}: {len(enum):,} values; {limits.max_enum:,} are the limit",
+                param=param,
+            )
+    if num_properties > limits.max_properties:
+        raise GrammarTooComplex(
+            f"the schema has {num_properties:,} properties; {limits.max_properties:,} are the limit",
+            param=param,
+        )
+
+
+def escape(key: str) -> str:
+    """A key as one step of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def unescape(step: str) -> str:
+    """One step of a JSON pointer as a key."""
+    return step.replace("~1", "/").replace("~0", "~")

@@ -1,0 +1,178 @@
+"""Branches of lists merged into shapes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import TYPE_CHECKING
+
+from plait.structured.schema.atoms import (
+    NEVER,
+    TRUE,
+    Branch,
+    Contains,
+    Count,
+    Formula,
+    Items,
+    NotValues,
+    Prefix,
+    Unique,
+)
+from plait.structured.schema.branches import joined
+from plait.structured.schema.refusal import Refusal
+from plait.structured.schema.shapes import Array, Listed, Refused, Shape
+
+if TYPE_CHECKING:
+    from plait.structured.schema.reading import Reader
+
+_MAX_ARRANGEMENTS = 128
+
+
+def shapes(reader: Reader, branch: Branch) -> list[Shape]:
+    """The shapes of a branch of lists."""
+    excluded = [text for a in branch if isinstance(a, NotValues) for text in a.values]
+    if any(text != "[]" for text in excluded):
+        return [_refused("", "not", "lists other than [] cannot be excluded")]
+    if excluded:
+        branch = joined(branch, (Count(1, None),))
+    contains = next((a for a in branch if isinstance(a, Contains)), None)
+    if contains:
+        rest = tuple(atom for atom in branch if atom != contains)
+        return _containing(reader, rest, contains)
+    unique = next((a for a in branch if isinstance(a, Unique)), None)
+    rest = tuple(atom for atom in branch if not isinstance(atom, Unique))
+    shape = _merged(reader, rest)
+    if shape is None:
+        return []
+    return _distinct(reader, shape, unique) if unique else [shape]
+
+
+def _merged(reader: Reader, branch: Branch) -> Array | None:
+    low, high = 0, None
+    length = 0
+    for atom in branch:
+        if isinstance(atom, Count):
+            low = max(low, atom.low)
+            high = atom.high if high is None else min(high, high if atom.high is None else atom.high)
+        elif isinstance(atom, Prefix):
+            length = max(length, atom.index + 1)
+        elif isinstance(atom, Items):
+            length = max(length, atom.start)
+    prefix = [_at(reader, branch, i) for i in range(length)]
+    rest = reader.both(*(a.formula for a in branch if isinstance(a, Items)))
+    for i, formula in enumerate([*prefix, rest]):
+        if (high is None or i < high) and reader.is_empty(formula):
+            high = i
+    if high is not None:
+        prefix = prefix[:high]
+        rest = NEVER if high <= length else rest
+    if high is not None and low > high:
+        return None
+    return Array(prefix=tuple(prefix), rest=rest, low=low, high=high)
+
+
+def _at(reader: Reader, branch: Branch, index: int) -> Formula:
+    return reader.both(
+        *(
+            atom.formula
+            for atom in branch
+            if (isinstance(atom, Prefix) and atom.index == index)
+            or (isinstance(atom, Items) and atom.start <= index)
+        )
+    )
+
+
+def _containing(reader: Reader, branch: Branch, atom: Contains) -> list[Shape]:
+    simple = _simple(reader, atom)
+    if simple is not None:
+        return [shape for more in simple for shape in shapes(reader, joined(branch, more))]
+    frame = _merged(reader, tuple(a for a in branch if not isinstance(a, Contains | Unique)))
+    if frame is None:
+        return []
+    options = _arrangements(reader, frame, atom)
+    if options is None:
+        why = "in a list of any length, some items cannot be held to be of a kind"
+        instead = "bound the list by 'maxItems', or hold all its items to the kind by 'items'"
+        return [Refused(Refusal(atom.at, "contains", why, instead))]
+    return [shape for more in options for shape in shapes(reader, joined(branch, more))]
+
+
+def _simple(reader: Reader, atom: Contains) -> list[Branch] | None:
+    if atom.low <= 0 and atom.high is None:
+        return [()]
+    if reader.is_empty(atom.formula):
+        return [] if atom.low > 0 else [()]
+    if atom.formula == TRUE:
+        low = atom.start + atom.low if atom.low else 0
+        return [(Count(low, None if atom.high is None else atom.start + atom.high),)]
+    if atom.high is not None and atom.low > atom.high:
+        return []
+    if atom.high == 0:
+        return [(Items(atom.start, reader.denied(atom.formula), seen=False),)]
+    return None
+
+
+def _arrangements(reader: Reader, frame: Array, atom: Contains) -> list[Branch] | None:
+    """Each way to place the items of the kind, where there are few."""
+    end = frame.high
+    if end is None:
+        if not reader.is_empty(reader.both(frame.rest, atom.formula)):
+            return None
+        end = len(frame.prefix)
+    places = range(atom.start, end)
+    if atom.high is None:
+        chosen = list(itertools.islice(itertools.combinations(places, atom.low), 1000))
+        if len(chosen) > _MAX_ARRANGEMENTS:
+            return None
+        return [
+            (Count(each[-1] + 1, None), *(Prefix(i, atom.formula, seen=False) for i in each))
+            for each in chosen
+        ]
+    if frame.high is None or len(places) > 6:
+        return None
+    other = reader.denied(atom.formula)
+    options: list[Branch] = []
+    for size in range(frame.low, frame.high + 1):
+        items = range(atom.start, size)
+        for kinds in itertools.product((True, False), repeat=len(items)):
+            if atom.low <= sum(kinds) <= atom.high:
+                placed = zip(items, kinds, strict=True)
+                each = (Prefix(i, atom.formula if k else other, seen=False) for i, k in placed)
+                options.append((Count(size, size), *each))
+    return options if len(options) <= _MAX_ARRANGEMENTS else None
+
+
+def _distinct(reader: Reader, shape: Array, atom: Unique) -> list[Shape]:
+    if shape.high is not None and shape.high <= 1:
+        return [shape]
+    refused = [
+        _refused(
+            atom.at,
+            "uniqueItems",
+            "a grammar cannot compare items",
+            "bound the list to one item, list up to four values by 'enum', or leave it out",
+        )
+    ]
+    values = _finite(reader, shape.rest) if not shape.prefix else None
+    if values is None or len(values) > 4:
+        return refused
+    high = len(values) if shape.high is None else min(shape.high, len(values))
+    found = [
+        reader.keep([json.loads(text) for text in chosen])
+        for size in range(shape.low, high + 1)
+        for chosen in itertools.permutations(values, size)
+    ]
+    return [Listed(tuple(found))] if found else []
+
+
+def _finite(reader: Reader, formula: Formula) -> list[str] | None:
+    found: dict[str, None] = {}
+    for _, shape in reader.merger.all_shapes(formula):
+        if not isinstance(shape, Listed):
+            return None
+        found |= dict.fromkeys(shape.values)
+    return list(found)
+
+
+def _refused(at: str, keyword: str, why: str, instead: str = "list what is allowed") -> Refused:
+    return Refused(Refusal(at, keyword, why, instead))

@@ -1,0 +1,299 @@
+"""Branches of objects merged into shapes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+from plait.structured.schema import automata
+from plait.structured.schema.atoms import (
+    NEVER,
+    TRUE,
+    Additional,
+    Branch,
+    Exists,
+    Formula,
+    KeyPattern,
+    Names,
+    NotValues,
+    Property,
+    Required,
+    Size,
+)
+from plait.structured.schema.branches import joined
+from plait.structured.schema.derive import disjoint, matches
+from plait.structured.schema.holding import is_left
+from plait.structured.schema.refusal import Refusal, Undecidable
+from plait.structured.schema.regex import ANY_CHAR, Node, alt, repeat
+from plait.structured.schema.shapes import Listed, Object, Refused, Shape, String
+
+if TYPE_CHECKING:
+    from plait.structured.schema.reading import Reader
+
+_MAX_CHOICES = 64
+
+
+def shapes(reader: Reader, branch: Branch) -> list[Shape]:
+    """The shapes of a branch of objects."""
+    excluded = [text for a in branch if isinstance(a, NotValues) for text in a.values]
+    if any(text != "{}" for text in excluded):
+        why = "objects other than {} cannot be excluded"
+        return [Refused(Refusal("", "not", why, "list what is allowed"))]
+    if excluded:
+        kept = tuple(a for a in branch if not isinstance(a, NotValues))
+        branch = joined(kept, (Size(1, None),))
+    exists = next((a for a in branch if isinstance(a, Exists)), None)
+    if exists:
+        return _with_some(reader, branch, exists)
+    try:
+        merged = _merged(reader, branch)
+    except Undecidable as unknown:
+        return [Refused(unknown.refusal)]
+    return [] if merged is None else _sized(reader, merged, branch)
+
+
+def _with_some(reader: Reader, branch: Branch, atom: Exists) -> list[Shape]:
+    """One branch for each key that may be the one."""
+    rest = tuple(each for each in branch if each != atom)
+    frames = shapes(reader, tuple(each for each in rest if not isinstance(each, Exists | Size)))
+    found: list[Shape] = []
+    for frame in frames:
+        if isinstance(frame, Refused):
+            return [frame]
+        assert isinstance(frame, Object), "without values, objects only"
+        for name, _ in frame.names:
+            if is_left(name, atom) and (atom.named == TRUE or reader.holds(atom.named, name)):
+                more = (Required(name), Property(name, atom.formula, seen=False))
+                found += shapes(reader, joined(rest, more))
+        free = [formula for node, formula in frame.patterns if not _apart(node, atom)]
+        free.append(frame.rest)
+        if not all(reader.is_empty(reader.both(f, atom.formula)) for f in free):
+            found.append(Refused(atom.refusal))
+    return list(dict.fromkeys(found))
+
+
+def _apart(node: Node, atom: Exists) -> bool:
+    """Whether the keys of a language are surely not those that are asked for."""
+    return node in atom.patterns or (atom.inside is not None and disjoint(node, atom.inside))
+
+
+def _merged(reader: Reader, branch: Branch) -> Object | None:
+    names = dict.fromkeys(_all_names(branch))
+    patterns = dict.fromkeys(n for a in branch for n in _all_patterns(a))
+    named = [a for a in branch if isinstance(a, Names)]
+    required = frozenset(a.name for a in branch if isinstance(a, Required))
+    listed, allowed = _allowed_keys(reader, named)
+    if listed is not None:
+        names |= dict.fromkeys(listed)
+    formulas = {name: _of_name(reader, branch, name, named) for name in names}
+    rest = reader.both(*(a.formula for a in branch if isinstance(a, Additional)))
+    of_patterns = {node: _of_pattern(reader, branch, node) for node in patterns}
+    if listed is not None:
+        rest, of_patterns = NEVER, {}
+    elif allowed is not None:
+        of_patterns, rest = _within(of_patterns, rest, allowed, named[0].at), NEVER
+    if any(reader.is_empty(formulas[name]) for name in required):
+        return None
+    rest = NEVER if reader.is_empty(rest) else rest
+    of_patterns = {n: NEVER if reader.is_empty(f) else f for n, f in of_patterns.items()}
+    of_patterns = {n: f for n, f in of_patterns.items() if f != rest}
+    _check_apart(branch, list(of_patterns))
+    kept = []
+    for name, formula in formulas.items():
+        empty = name not in required and reader.is_empty(formula)
+        free = rest if not any(matches(n, name) for n in of_patterns) else TRUE
+        if not (empty and free == NEVER):
+            kept.append((name, NEVER if empty else formula))
+    return Object(
+        names=tuple(kept), required=required, patterns=tuple(of_patterns.items()), rest=rest
+    )
+
+
+def _all_names(branch: Branch) -> list[str]:
+    names = [a.name for a in branch if isinstance(a, Property)]
+    names += [a.name for a in branch if isinstance(a, Required)]
+    return names + [n for a in branch if isinstance(a, Additional) for n in sorted(a.names)]
+
+
+def _all_patterns(atom: object) -> list[Node]:
+    if isinstance(atom, KeyPattern):
+        return [atom.node]
+    return sorted(atom.patterns, key=repr) if isinstance(atom, Additional) else []
+
+
+def _of_name(reader: Reader, branch: Branch, name: str, named: list[Names]) -> Formula:
+    if not all(reader.holds(atom.formula, name) for atom in named):
+        return NEVER
+    return reader.both(
+        *(
+            atom.formula
+            for atom in branch
+            if (isinstance(atom, Property) and atom.name == name)
+            or (isinstance(atom, KeyPattern) and matches(atom.node, name))
+            or (isinstance(atom, Additional) and is_left(name, atom))
+        )
+    )
+
+
+def _of_pattern(reader: Reader, branch: Branch, node: Node) -> Formula:
+    return reader.both(
+        *(
+            atom.formula
+            for atom in branch
+            if (isinstance(atom, KeyPattern) and atom.node == node)
+            or (isinstance(atom, Additional) and node not in atom.patterns)
+        )
+    )
+
+
+def _check_apart(branch: Branch, nodes: list[Node]) -> None:
+    for one, other in itertools.combinations(nodes, 2):
+        if not disjoint(one, other):
+            at = next((a.at for a in branch if isinstance(a, KeyPattern)), "")
+            why = "two patterns may match the same key"
+            instead = "write patterns of which each key matches one at most"
+            raise Undecidable(Refusal(at, "patternProperties", why, instead))
+
+
+def _allowed_keys(
+    reader: Reader, named: list[Names]
+) -> tuple[list[str] | None, Node | None]:
+    """What keys may be: a list of them, or a language, or neither where all may be."""
+    if not named:
+        return None, None
+    formula = reader.both(*(atom.formula for atom in named))
+    found = [
+        shape
+        for branch in reader.branches(formula, "string")
+        for shape in reader.merger.shapes(branch, "string")
+    ]
+    if all(isinstance(shape, Listed) for shape in found):
+        import json
+
+        return [json.loads(t) for s in found if isinstance(s, Listed) for t in s.values], None
+    nodes = [_language(shape, named[0].at) for shape in found]
+    return None, alt(nodes)
+
+
+def _language(shape: Shape, at: str) -> Node:
+    if isinstance(shape, Refused):
+        raise Undecidable(shape.refusal)
+    nodes: list[Node] = []
+    if isinstance(shape, String) and not shape.format:
+        nodes = list(shape.patterns)
+        if shape.low or shape.high is not None:
+            nodes.append(repeat(ANY_CHAR, shape.low, shape.high))
+        nodes = nodes or [repeat(ANY_CHAR, 0, None)]
+    elif isinstance(shape, Listed):
+        import json
+
+        from plait.structured.schema.regex import Chars, seq
+
+        nodes = [
+            alt([seq([Chars(((ord(c),) * 2,)) for c in json.loads(t)]) for t in shape.values])
+        ]
+    joint = automata.intersection(tuple(nodes)) if nodes else None
+    if joint is None:
+        why = "what it allows cannot be written as one pattern"
+        raise Undecidable(Refusal(at, "propertyNames", why, "use one 'pattern', or 'enum'"))
+    return joint
+
+
+def _within(
+    patterns: dict[Node, Formula], rest: Formula, allowed: Node, at: str
+) -> dict[Node, Formula]:
+    """Patterns and the rest, cut down to the keys that are allowed."""
+    parts = {_joint([node, allowed], at): formula for node, formula in patterns.items()}
+    if rest != NEVER:
+        others = [automata.complement(node) for node in patterns]
+        parts[_joint([allowed, *others], at)] = rest
+    return parts
+
+
+def _joint(nodes: list[Node | None], at: str) -> Node:
+    known = tuple(node for node in nodes if node is not None)
+    joint = automata.intersection(known) if len(known) == len(nodes) else None
+    if joint is None:
+        why = "together with 'patternProperties' it cannot be written as one pattern"
+        raise Undecidable(Refusal(at, "propertyNames", why, "say it by 'patternProperties' alone"))
+    return joint
+
+
+def _sized(reader: Reader, shape: Object, branch: Branch) -> list[Shape]:
+    """The shape under bounds on the number of keys."""
+    sizes = [a for a in branch if isinstance(a, Size)]
+    low = max((a.low for a in sizes), default=0)
+    highs = [a.high for a in sizes if a.high is not None]
+    high = min(highs, default=None)
+    at = next((a.at for a in sizes if a.low == low or a.high == high), "")
+    optional = [n for n, f in shape.names if n not in shape.required and f != NEVER]
+    closed = shape.rest == NEVER and all(f == NEVER for _, f in shape.patterns)
+    most = len(shape.required) + len(optional) if closed else math.inf
+    low = 0 if low <= len(shape.required) else low
+    if (high is not None and len(shape.required) > high) or low > most:
+        return []
+    high = None if high is None or high >= most else high
+    if not low and high is None:
+        return [shape]
+    if high is None and closed:
+        need = low - len(shape.required)
+        chosen = list(itertools.islice(itertools.combinations(optional, need), 1000))
+        if len(chosen) <= _MAX_CHOICES:
+            return [_fixed(shape, each, ()) for each in chosen]
+    if high is None and low == len(shape.required) + 1 and len(optional) <= _MAX_CHOICES:
+        # One key more than the required: one of the optional ones, or a free one.
+        some: list[Shape] = [_fixed(shape, (name,), ()) for name in optional]
+        return [*some, _fixed(shape, (), optional, low=low)]
+    return _chosen(shape, optional, closed, (low, high), at)
+
+
+def _chosen(
+    shape: Object, optional: list[str], closed: bool, bounds: tuple[int, int | None], at: str
+) -> list[Shape]:
+    """One shape for each choice of optional keys, which leaves a bound on the free keys alone."""
+    low, high = bounds
+    top = len(optional) if high is None else min(len(optional), high - len(shape.required))
+    keyword = "minProperties" if low else "maxProperties"
+    if sum(math.comb(len(optional), size) for size in range(top + 1)) > _MAX_CHOICES:
+        why = "there are too many ways to choose among the optional keys"
+        return [Refused(Refusal(at, keyword, why, "require the keys that must be there"))]
+    found: list[Shape] = []
+    for size in range(top + 1):
+        for each in itertools.combinations(optional, size):
+            count = len(shape.required) + size
+            others = [name for name in optional if name not in each]
+            if closed and count >= low:
+                found.append(_fixed(shape, each, others))
+            elif not closed and low > count + 1:
+                # The same free key may come twice, and would count twice.
+                why = "free keys cannot be counted: one may come twice"
+                return [Refused(Refusal(at, keyword, why, "name the keys and require them"))]
+            elif not closed:
+                least = low if low > count else 0
+                found.append(_fixed(shape, each, others, low=least, high=high))
+    return found
+
+
+def _fixed(
+    shape: Object,
+    required: tuple[str, ...],
+    absent: tuple[str, ...] | list[str],
+    *,
+    low: int = 0,
+    high: int | None = None,
+) -> Object:
+    closed = shape.rest == NEVER and not shape.patterns
+    names = tuple(
+        (name, NEVER if name in absent else formula)
+        for name, formula in shape.names
+        if not (closed and name in absent)
+    )
+    return Object(
+        names=names,
+        required=shape.required | set(required),
+        patterns=shape.patterns,
+        rest=shape.rest,
+        low=low,
+        high=high,
+    )

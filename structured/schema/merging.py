@@ -1,0 +1,242 @@
+"""Branches of atoms merged into shapes. A branch without a shape is surely empty."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from plait.structured.schema import lists, maps
+from plait.structured.schema.atoms import (
+    NEVER,
+    Bound,
+    Branch,
+    Format,
+    Formula,
+    Integer,
+    Length,
+    MultipleOf,
+    NotValues,
+    Pattern,
+    Poison,
+    Values,
+    values_of,
+)
+from plait.structured.schema.derive import disjoint, without
+from plait.structured.schema.holding import all_hold
+from plait.structured.schema.refusal import Refusal, Undecidable
+from plait.structured.schema.shapes import Listed, Number, Refused, Shape, String
+from plait.structured.schema.values import TYPES
+
+if TYPE_CHECKING:
+    from plait.structured.schema.reading import Reader
+
+_MAX_EXCLUDED_NUMBERS = 8
+_MAX_REMAINDERS = 1_000
+_MAX_DEPTH = 24  # of the search for contradictions; beyond, none is assumed
+
+
+class Merger:
+    """Merges branches, and remembers which formulas are empty."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._shapes: dict[tuple[Branch, str], list[Shape]] = {}
+        self._empty: dict[Formula, bool] = {}
+        self._open: set[Formula] = set()
+
+    def shapes(self, branch: Branch, kind: str) -> list[Shape]:
+        """The shapes of a branch of one type."""
+        key = (branch, kind)
+        if key not in self._shapes:
+            self._shapes[key] = self._merge(branch, kind)
+        return self._shapes[key]
+
+    def is_dead(self, branch: Branch, kind: str) -> bool:
+        """Whether surely no value fulfils a branch."""
+        return not self.shapes(branch, kind)
+
+    def is_empty(self, formula: Formula) -> bool:
+        """Whether surely no value fulfils a formula."""
+        if formula == NEVER:
+            return True
+        if formula in self._empty:
+            return self._empty[formula]
+        if formula in self._open or len(self._open) > _MAX_DEPTH:
+            return False
+        self._open.add(formula)
+        reader = self._reader
+        empty = all(
+            self.is_dead(branch, kind)
+            for kind in TYPES
+            for branch in reader.branches(formula, kind)
+        )
+        self._open.discard(formula)
+        self._empty[formula] = empty
+        return empty
+
+    def all_shapes(self, formula: Formula) -> list[tuple[str, Shape]]:
+        """The shapes of a formula with their types, each once."""
+        found = dict.fromkeys(
+            (kind, shape)
+            for kind in TYPES
+            for branch in self._reader.branches(formula, kind)
+            for shape in self.shapes(branch, kind)
+        )
+        return list(found)
+
+    def _merge(self, branch: Branch, kind: str) -> list[Shape]:
+        listed = next((atom for atom in branch if isinstance(atom, Values)), None)
+        if listed:
+            return self._filtered(listed, branch)
+        poison = next((atom for atom in branch if isinstance(atom, Poison)), None)
+        rest = tuple(atom for atom in branch if not isinstance(atom, Poison))
+        found = self._of_kind(rest, kind)
+        if poison and found:
+            return [Refused(poison.refusal)]
+        return found
+
+    def _of_kind(self, branch: Branch, kind: str) -> list[Shape]:
+        excluded = {text for a in branch if isinstance(a, NotValues) for text in a.values}
+        if kind in ("null", "boolean"):
+            every = ("null",) if kind == "null" else ("false", "true")
+            left = tuple(text for text in every if text not in excluded)
+            return [Listed(left)] if left else []
+        if kind == "number":
+            return _numbers(branch)
+        if kind == "string":
+            return _strings(branch)
+        if kind == "array":
+            return lists.shapes(self._reader, branch)
+        return maps.shapes(self._reader, branch)
+
+    def _filtered(self, listed: Values, branch: Branch) -> list[Shape]:
+        kept, refused = [], None
+        for text, value in zip(listed.values, values_of(listed), strict=True):
+            try:
+                if all_hold(self._reader, branch, value):
+                    kept.append(text)
+            except Undecidable as unknown:
+                refused = Refused(unknown.refusal)
+        if refused:
+            return [refused]
+        return [Listed(tuple(kept))] if kept else []
+
+
+def _numbers(branch: Branch) -> list[Shape]:
+    excluded = [v for a in branch if isinstance(a, NotValues) for v in values_of(a)]
+    if refusal := _too_many_digits(branch):
+        return [Refused(refusal)]
+    if len(excluded) > _MAX_EXCLUDED_NUMBERS:
+        why = f"more than {_MAX_EXCLUDED_NUMBERS} numbers are excluded one by one"
+        return [Refused(Refusal("", "not", why, "list what is allowed"))]
+    found = [_number(branch)]
+    for value in sorted(excluded):
+        point = Fraction(str(value))
+        sides = [(Bound(point, upper, True),) for upper in (True, False)]
+        found = [_narrowed(n, side) for n in found if n for side in sides]
+    return [_listed_if_one(n) for n in dict.fromkeys(found) if n]
+
+
+def _too_many_digits(branch: Branch) -> Refusal | None:
+    """Multiples are told by an automaton with a state for each remainder."""
+    number = _number(branch)
+    multiple = number.multiple if number else None
+    while multiple and multiple.denominator > 1:
+        multiple *= 10
+    if multiple is None or multiple <= _MAX_REMAINDERS:
+        return None
+    at = next(atom.at for atom in branch if isinstance(atom, MultipleOf))
+    why = f"a grammar tells no more than {_MAX_REMAINDERS} remainders apart"
+    return Refusal(at, "multipleOf", why, "use a divisor of fewer digits, or leave it out")
+
+
+def _listed_if_one(number: Number) -> Shape:
+    if number.low is not None and number.low == number.high:
+        value = number.low
+        return Listed((str(int(value)) if value.denominator == 1 else repr(float(value)),))
+    return number
+
+
+def _narrowed(number: Number, more: Branch) -> Number | None:
+    atoms: list[object] = [Integer()] if number.integer else []
+    if number.low is not None:
+        atoms.append(Bound(number.low, False, number.low_exclusive))
+    if number.high is not None:
+        atoms.append(Bound(number.high, True, number.high_exclusive))
+    if number.multiple is not None:
+        atoms.append(MultipleOf(number.multiple))
+    return _number((*atoms, *more))  # type: ignore[arg-type]
+
+
+def _number(branch: Branch) -> Number | None:
+    integer = any(isinstance(atom, Integer) for atom in branch)
+    multiple: Fraction | None = None
+    for atom in branch:
+        if isinstance(atom, MultipleOf):
+            multiple = _lcm(multiple, atom.value) if multiple else atom.value
+    if integer and multiple:
+        multiple = _lcm(multiple, Fraction(1))
+    if multiple and multiple.denominator == 1:
+        integer, multiple = True, multiple if multiple != 1 else None
+    low, low_exclusive = _tightest(branch, upper=False)
+    high, high_exclusive = _tightest(branch, upper=True)
+    step = multiple or (Fraction(1) if integer else None)
+    if step:
+        low = low if low is None else step * _whole_above(low / step, exclusive=low_exclusive)
+        high = high if high is None else -step * _whole_above(-high / step, exclusive=high_exclusive)
+        low_exclusive = high_exclusive = False
+    if low is not None and high is not None:
+        if low > high or (low == high and (low_exclusive or high_exclusive)):
+            return None
+    return Number(
+        integer=integer,
+        low=low,
+        low_exclusive=low_exclusive,
+        high=high,
+        high_exclusive=high_exclusive,
+        multiple=multiple,
+    )
+
+
+def _tightest(branch: Branch, *, upper: bool) -> tuple[Fraction | None, bool]:
+    bounds = [a for a in branch if isinstance(a, Bound) and a.upper == upper]
+    if not bounds:
+        return None, False
+    sign = -1 if upper else 1
+    best = max(bounds, key=lambda bound: (sign * bound.value, bound.exclusive))
+    return best.value, best.exclusive
+
+
+def _whole_above(value: Fraction, *, exclusive: bool) -> int:
+    whole = math.ceil(value)
+    return whole + 1 if exclusive and whole == value else whole
+
+
+def _lcm(one: Fraction, other: Fraction) -> Fraction:
+    return Fraction(
+        math.lcm(one.numerator * other.denominator, other.numerator * one.denominator),
+        one.denominator * other.denominator,
+    )
+
+
+def _strings(branch: Branch) -> list[Shape]:
+    low, high = 0, None
+    patterns = dict.fromkeys(a.node for a in branch if isinstance(a, Pattern))
+    formats = list(dict.fromkeys(a for a in branch if isinstance(a, Format)))
+    for atom in branch:
+        if isinstance(atom, Length):
+            low = max(low, atom.low)
+            high = atom.high if high is None else min(high, high if atom.high is None else atom.high)
+        elif isinstance(atom, NotValues):
+            patterns[without(str(v) for v in values_of(atom))] = None
+    if high is not None and low > high:
+        return []
+    if len(formats) > 1:
+        why = f"a string cannot be held to be {formats[0].name!r} and {formats[1].name!r} at once"
+        return [Refused(Refusal(formats[1].at, "format", why, "keep one of them"))]
+    nodes = tuple(patterns)
+    if any(disjoint(p, q) for i, p in enumerate(nodes) for q in nodes[:i]):
+        return []
+    name = formats[0].name if formats else None
+    return [String(low=low, high=high, patterns=nodes, format=name)]

@@ -1,0 +1,125 @@
+"""A schema as users write it → the same meaning in few keywords, or refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from plait.structured.schema.document import Document, children
+from plait.structured.schema.limits import Limits, check_bounds, escape
+from plait.structured.schema.reading import Reader
+from plait.structured.schema.refusal import Refusal
+from plait.structured.schema.writing import Writer
+from plait.structured.spec import GrammarSpec
+
+ASSERTIONS = frozenset(
+    """
+    $ref $dynamicRef $recursiveRef type enum const nullable
+    minimum maximum exclusiveMinimum exclusiveMaximum multipleOf
+    minLength maxLength pattern format
+    items prefixItems additionalItems minItems maxItems uniqueItems contains minContains maxContains
+    unevaluatedItems properties required patternProperties additionalProperties propertyNames
+    minProperties maxProperties dependentRequired dependentSchemas dependencies
+    unevaluatedProperties allOf anyOf oneOf not if then else
+    """.split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Normalised:
+    """A schema in few keywords. With refusals it is incomplete, and must not be used."""
+
+    schema: Any
+    refusals: tuple[Refusal, ...]
+    notes: tuple[str, ...]
+    keywords: tuple[tuple[str, str], ...]  # pointer and name of each that asserts something
+
+
+def normalise(schema: Any, spec: GrammarSpec, limits: Limits | None = None) -> Normalised:
+    """Read and write a schema. Raises `InvalidSchema` or `GrammarTooComplex`."""
+    limits = limits or Limits()
+    check_bounds(schema, limits, spec.param)
+    if spec.options.get("disable_additional_properties") is True:
+        schema = _closed(schema)
+    document = Document(schema, spec.param)
+    used = _keywords(schema)
+    refusals = dict.fromkeys(_forbidden(schema))
+    reader = Reader(document, limits)
+    writer = Writer(reader)
+    written = writer.write(reader.formula("")) if schema is not True else {}
+    refusals |= writer.refusals
+    if spec.strict:
+        refusals |= dict.fromkeys(map(_open_object, writer.open_objects))
+    unknown = _unknown(schema)
+    notes = [f"unknown keywords assert nothing: {', '.join(unknown[:20])}"] if unknown else []
+    return Normalised(
+        written,
+        tuple(sorted(refusals, key=lambda each: each.pointer)),
+        (*reader.notes, *notes),
+        tuple(used),
+    )
+
+
+ANNOTATIONS = frozenset(
+    """
+    $schema $id id $anchor $dynamicAnchor $recursiveAnchor $defs definitions $comment $vocabulary
+    title description default examples example deprecated readOnly writeOnly
+    contentEncoding contentMediaType contentSchema
+    """.split()
+)
+
+
+def _closed(schema: Any) -> Any:
+    """Objects that list their properties allow no others, unless they say so themselves."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {k: v if k in ("enum", "const") else _closed(v) for k, v in schema.items()}
+    if isinstance(schema.get("properties"), dict):
+        found.setdefault("additionalProperties", False)
+    return found
+
+
+def _walk(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    waiting = [("", schema)]
+    while waiting:
+        at, node = waiting.pop()
+        if isinstance(node, dict):
+            yield at, node
+            waiting += reversed(children(at, node))
+
+
+def _keywords(schema: Any) -> list[tuple[str, str]]:
+    return [
+        (f"{at}/{escape(key)}", key)
+        for at, node in _walk(schema)
+        for key in node
+        if key in ASSERTIONS
+    ]
+
+
+def _unknown(schema: Any) -> list[str]:
+    names = {key for _, node in _walk(schema) for key in node} - ASSERTIONS - ANNOTATIONS
+    return sorted(name for name in names if not name.startswith("x-"))
+
+
+def _forbidden(schema: Any) -> Iterator[Refusal]:
+    for at, node in _walk(schema):
+        if "x-guidance" in node:
+            yield Refusal(
+                f"{at}/x-guidance",
+                "x-guidance",
+                "it could switch enforcement off",
+                "leave it out",
+            )
+
+
+def _open_object(at: str) -> Refusal:
+    return Refusal(
+        f"{at}/additionalProperties",
+        "additionalProperties",
+        "a strict schema allows no keys beyond those it lists",
+        "set 'additionalProperties': false here",
+    )

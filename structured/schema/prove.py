@@ -1,0 +1,157 @@
+"""Which written schemas xgrammar enforces exactly: an allow-list of node shapes, and a cost.
+
+The list was proven for the versions named here by the suite and the property tests of
+tests/structured; with any other version all schemas go to llguidance, which refuses what it lacks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from plait.structured.schema import regex
+from plait.structured.schema.writing import mapped
+
+PROVEN_XGRAMMAR = frozenset({"0.2.9"})
+
+# Beyond these xgrammar compiles for seconds, or masks for milliseconds; llguidance does not.
+MAX_NODES = 600
+MAX_ENUM = 500
+MAX_OPTIONAL = 100
+MAX_ITEMS = 64
+MAX_ALTERNATIVES = 64
+MAX_PATTERN_CHARS = 128
+_MAX_INTEGER = 2**53
+_PRINTABLE = regex.common(regex.complement(((34, 34), (92, 92))), ((32, 126),))
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A keyword in the written schema that is not proven for xgrammar, and why."""
+
+    keyword: str
+    why: str
+
+
+def doubts(schema: Any) -> list[Doubt]:
+    """All that keeps a written schema from xgrammar; nothing where it is proven and cheap."""
+    found: dict[Doubt, None] = {}
+    num_nodes = num_alternatives = 0
+    waiting = [schema]
+    while waiting:
+        node = waiting.pop()
+        found |= dict.fromkeys(_of_node(node))
+        num_nodes += 1
+        if isinstance(node, dict):
+            num_alternatives += len(node.get("anyOf", ()))
+        mapped(node, waiting.append)
+    if num_nodes > MAX_NODES:
+        found[Doubt("properties", f"{num_nodes:,} nodes would compile slowly")] = None
+    if num_alternatives > MAX_ALTERNATIVES:
+        found[Doubt("anyOf", f"{num_alternatives:,} alternatives would compile slowly")] = None
+    return list(found)
+
+
+def _of_node(node: Any) -> list[Doubt]:
+    if not isinstance(node, dict) or not node.keys() - {"$defs"}:
+        return []
+    keys = node.keys() - {"$defs"}
+    if keys in ({"anyOf"}, {"$ref"}):
+        return []
+    if keys == {"enum"}:
+        return _enum(node["enum"])
+    kind = node.get("type")
+    if keys == {"type"}:
+        return []
+    checks = {
+        "object": _object,
+        "array": _array,
+        "string": _string,
+        "integer": _integer,
+    }
+    if isinstance(kind, str) and kind in checks:
+        return checks[kind](node)
+    return [Doubt(key, f"not exact for {kind}") for key in sorted(keys - {"type"})]
+
+
+def _beyond(node: dict[str, Any], allowed: set[str]) -> list[Doubt]:
+    return [Doubt(k, "not exact") for k in sorted(node.keys() - allowed - {"type", "$defs"})]
+
+
+def _enum(values: list[Any]) -> list[Doubt]:
+    if len(values) > MAX_ENUM:
+        return [Doubt("enum", f"{len(values):,} values would compile slowly")]
+    if any(_is_unsafe(value) for value in values):
+        return [Doubt("enum", "numbers are spelled in another way")]
+    return []
+
+
+def _is_unsafe(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_is_unsafe, value))
+    if isinstance(value, dict):
+        return any(map(_is_unsafe, value.values()))
+    if isinstance(value, float):
+        return True
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) > _MAX_INTEGER
+
+
+def _object(node: dict[str, Any]) -> list[Doubt]:
+    found = _beyond(node, {"properties", "required", "additionalProperties"})
+    properties = node.get("properties", {})
+    if properties and node.get("additionalProperties", {}) is not False:
+        # A free key may spell a declared one by an escape, "\u0061" for "a", with any value.
+        found.append(Doubt("additionalProperties", "free keys may repeat declared ones"))
+    if any(schema is False for schema in properties.values()):
+        found.append(Doubt("properties", "absent keys are not enforced"))
+    if len(properties) - len(node.get("required", ())) > MAX_OPTIONAL:
+        found.append(Doubt("properties", "many optional keys would compile slowly"))
+    return found
+
+
+def _array(node: dict[str, Any]) -> list[Doubt]:
+    found = _beyond(node, {"items", "prefixItems", "minItems", "maxItems"})
+    for key in ("minItems", "maxItems"):
+        if node.get(key, 0) > MAX_ITEMS:
+            found.append(Doubt(key, "long repetitions compile slowly"))
+    if len(node.get("prefixItems", ())) > MAX_ITEMS:
+        found.append(Doubt("prefixItems", "long lists compile slowly"))
+    return found
+
+
+def _integer(node: dict[str, Any]) -> list[Doubt]:
+    bounds = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+    found = _beyond(node, bounds)
+    found += [
+        Doubt(key, "beyond 53 bits") for key in bounds if abs(node.get(key, 0)) > _MAX_INTEGER
+    ]
+    return found
+
+
+def _string(node: dict[str, Any]) -> list[Doubt]:
+    found = _beyond(node, {"pattern"})
+    if "pattern" in node and not is_simple(regex.fullmatch(node["pattern"])):
+        found.append(Doubt("pattern", "it allows what JSON escapes, or repeats long"))
+    return found
+
+
+def is_simple(node: regex.Node) -> bool:
+    """Whether xgrammar reads a language exactly inside a JSON string: short, plain, printable."""
+    for each in regex.walk(node):
+        if isinstance(each, regex.Chars):
+            if regex.common(each.ranges, _PRINTABLE) != each.ranges:
+                return False
+        elif isinstance(each, regex.Repeat) and max(each.low, each.high or 0) > MAX_PATTERN_CHARS:
+            return False
+    return spread(node) <= MAX_PATTERN_CHARS * 4
+
+
+def spread(node: regex.Node) -> int:
+    """How many nodes a language has once its repetitions are written out."""
+    if isinstance(node, regex.Seq):
+        return sum(map(spread, node.parts)) + 1
+    if isinstance(node, regex.Alt):
+        return sum(map(spread, node.options)) + 1
+    if isinstance(node, regex.Repeat):
+        return spread(node.node) * max(1, node.low, node.high or 0)
+    return 1

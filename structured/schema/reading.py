@@ -1,0 +1,381 @@
+"""A schema read into alternatives of atoms, for one JSON type at a time, affirmed or denied."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from plait.platform.errors import GrammarTooComplex, InvalidSchema
+from plait.structured.schema import holding, keywords, unevaluated
+from plait.structured.schema.atoms import (
+    NEVER,
+    TRUE,
+    Alternatives,
+    Formula,
+    Integer,
+    Literal,
+    NotValues,
+    Poison,
+    Property,
+    Required,
+    Values,
+)
+from plait.structured.schema.branches import (
+    ALWAYS,
+    NEITHER,
+    TooManyBranches,
+    conjunction,
+    union,
+    unseen,
+)
+from plait.structured.schema.document import Document
+from plait.structured.schema.limits import Limits, escape
+from plait.structured.schema.merging import Merger
+from plait.structured.schema.refusal import Refusal, Undecidable
+from plait.structured.schema.values import TYPES, identity, type_of
+
+_MAX_EXCLUSIVE = 6  # anyOf members of which each subset is a branch of its own
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+class Reader:
+    """Reads one document. Everything is remembered, so that shared parts are read once."""
+
+    def __init__(self, document: Document, limits: Limits) -> None:
+        self.document = document
+        self.limits = limits
+        self.originals: dict[str, Any] = {}  # values by identity, as the schema writes them
+        self.notes: dict[str, None] = {}
+        self.merger = Merger(self)
+        self._known: dict[tuple[Literal, str, bool], Alternatives] = {}
+        self._open: set[tuple[Literal, str, bool]] = set()
+        self._disjoint: dict[tuple[Literal, Literal, str], bool] = {}
+
+    # --- formulas ---
+
+    def formula(self, pointer: str) -> Formula:
+        """The schema at a pointer as a formula."""
+        schema = self.document.at(pointer)
+        if schema is True or schema == {}:
+            return TRUE
+        if schema is False:
+            return NEVER
+        if not isinstance(schema, dict):
+            raise self.invalid(pointer, "a schema is an object, true or false")
+        return frozenset({Literal(pointer, True)})
+
+    def denied(self, formula: Formula) -> Formula:
+        """The denial of the formula of one schema."""
+        if formula == TRUE:
+            return NEVER
+        if formula == NEVER:
+            return TRUE
+        (literal,) = formula
+        return frozenset({Literal(literal.pointer, not literal.positive)})
+
+    def both(self, *formulas: Formula) -> Formula:
+        """The conjunction; contradictions are NEVER."""
+        found = frozenset().union(*formulas)
+        if NEVER <= found or any(Literal(p, not positive) in found for p, positive in found):
+            return NEVER
+        return found
+
+    def branches(self, formula: Formula, kind: str) -> Alternatives:
+        """The alternatives of a formula among values of one type."""
+        if formula == NEVER:
+            return NEITHER
+        ordered = sorted(formula, key=lambda each: (not each.positive, len(each.pointer), each))
+        with self._bounded(ordered[0].pointer if ordered else ""):
+            groups = [self.alternatives(literal, kind) for literal in ordered]
+            return conjunction(groups, self.limits.max_alternatives)
+
+    def holds(self, formula: Formula, value: Any) -> bool:
+        """Whether a value fulfils a formula. Raises `Undecidable`."""
+        return formula != NEVER and all(
+            holding.any_holds(self, self.alternatives(literal, type_of(value)), value)
+            for literal in formula
+        )
+
+    def is_empty(self, formula: Formula) -> bool:
+        """Whether surely no value fulfils a formula."""
+        return self.merger.is_empty(formula)
+
+    def invalid(self, pointer: str, message: str) -> InvalidSchema:
+        """The error for a schema that is none."""
+        return InvalidSchema(f"{pointer or '/'}: {message}", param=self.document.param)
+
+    def keep(self, value: Any) -> str:
+        """The identity of a value, whose spelling is remembered."""
+        text = identity(value)
+        self.originals.setdefault(text, value)
+        return text
+
+    # --- alternatives ---
+
+    def alternatives(self, literal: Literal, kind: str, *, apart: bool = False) -> Alternatives:
+        """What a literal says of values of a type. `apart`: so that just one branch can hold.
+
+        Unevaluated keys and items depend on which members of an anyOf hold; where they are asked
+        for, each combination is a branch of its own.
+        """
+        apart = apart and kind in ("object", "array")
+        key = (literal, kind, apart)
+        if key in self._known:
+            return self._known[key]
+        if key in self._open:
+            raise self.invalid(literal.pointer, "the schema refers to itself without end")
+        self._open.add(key)
+        with self._bounded(literal.pointer):
+            read = self._affirm if literal.positive else self._deny
+            found = read(literal.pointer, kind, apart)
+        self._open.discard(key)
+        self._known[key] = found
+        return found
+
+    def _bounded(self, pointer: str) -> _Bounded:
+        return _Bounded(pointer, self.document.param, self.limits.max_alternatives)
+
+    def _affirm(self, at: str, kind: str, apart: bool) -> Alternatives:
+        schema = self.document.at(at)
+        if isinstance(schema, bool):
+            return ALWAYS if schema else NEITHER
+        inner = unevaluated.keyword_of(schema, kind)
+        groups = self._groups(at, kind, apart or inner is not None, positive=True)
+        found = conjunction(groups, self.limits.max_alternatives)
+        return unevaluated.affirmed(self, at, inner, found) if inner else found
+
+    def _deny(self, at: str, kind: str, apart: bool) -> Alternatives:
+        schema = self.document.at(at)
+        if isinstance(schema, bool):
+            return NEITHER if schema else ALWAYS
+        groups = self._groups(at, kind, False, positive=False)
+        if inner := unevaluated.keyword_of(schema, kind):
+            rest = conjunction(
+                self._groups(at, kind, True, positive=True), self.limits.max_alternatives
+            )
+            groups.append(unevaluated.denied(self, at, inner, rest))
+        return unseen(union(groups, self.limits.max_alternatives))
+
+    def _groups(self, at: str, kind: str, apart: bool, *, positive: bool) -> list[Alternatives]:
+        """One group of alternatives for each keyword; to be joined, or united where denied."""
+        schema = self.document.at(at)
+        if not isinstance(schema, dict):
+            raise self.invalid(at, "a schema is an object, true or false")
+        if self.document.legacy and "$ref" in schema:
+            return [self._reference(at, "$ref", kind, apart, positive)]
+        typed = self._type(at, schema, kind, positive)
+        if positive and typed == NEITHER:
+            return [NEITHER]
+        if not positive and typed == ALWAYS:
+            return [ALWAYS]
+        groups = [typed, *self._listed(at, schema, kind, positive)]
+        groups += keywords.groups(self, at, schema, kind, positive)
+        groups += self._applied(at, schema, kind, apart, positive)
+        return groups
+
+    def _type(self, at: str, schema: dict[str, Any], kind: str, positive: bool) -> Alternatives:
+        named = schema.get("type", list(TYPES))
+        names = {named} if isinstance(named, str) else named
+        if not isinstance(named, str | list) or not all(isinstance(n, str) for n in names):
+            raise self.invalid(f"{at}/type", "'type' is a name or a list of names")
+        names = set(names)
+        if self.document.legacy and "any" in names:
+            names = set(TYPES)
+        if unknown := names - {*TYPES, "integer"}:
+            raise self.invalid(f"{at}/type", f"there is no type {sorted(unknown)[0]!r}")
+        if schema.get("nullable") is True and "type" in schema:
+            names.add("null")
+        if kind in names:
+            return ALWAYS if positive else NEITHER
+        if kind != "number" or "integer" not in names:
+            return NEITHER if positive else ALWAYS
+        if positive:
+            return [(Integer(),)]
+        return [
+            (
+                Poison(
+                    Refusal(
+                        f"{at}/type",
+                        "type",
+                        "numbers that are no integers cannot be told apart from integers",
+                        "say what the number may be, not what it may not",
+                    )
+                ),
+            )
+        ]
+
+    def _listed(
+        self, at: str, schema: dict[str, Any], kind: str, positive: bool
+    ) -> list[Alternatives]:
+        lists = []
+        if "const" in schema:
+            lists.append([schema["const"]])
+        if "enum" in schema:
+            if not isinstance(schema["enum"], list):
+                raise self.invalid(f"{at}/enum", "'enum' is a list")
+            lists.append(schema["enum"])
+        groups: list[Alternatives] = []
+        for values in lists:
+            kept = tuple(dict.fromkeys(self.keep(v) for v in values if type_of(v) == kind))
+            if positive:
+                groups.append([(Values(kept),)] if kept else NEITHER)
+            else:
+                groups.append([(NotValues(kept),)] if kept else ALWAYS)
+        return groups
+
+    def _reference(
+        self, at: str, keyword: str, kind: str, apart: bool, positive: bool
+    ) -> Alternatives:
+        ref = self.document.at(at)[keyword]
+        if keyword == "$recursiveRef" and isinstance(ref, str):
+            ref = "#"
+        if not isinstance(ref, str):
+            raise self.invalid(f"{at}/{escape(keyword)}", f"{keyword!r} is a string")
+        try:
+            target = self.document.resolve(at, keyword, ref)
+        except Undecidable as unknown:
+            return [(Poison(unknown.refusal),)]
+        return self.alternatives(Literal(target, positive), kind, apart=apart)
+
+    def _applied(
+        self, at: str, schema: dict[str, Any], kind: str, apart: bool, positive: bool
+    ) -> list[Alternatives]:
+        """The keywords that apply schemas to the value itself."""
+        groups = [
+            self._reference(at, keyword, kind, apart, positive)
+            for keyword in _REFERENCES
+            if keyword in schema
+        ]
+        if "allOf" in schema:
+            members = self._members(at, schema, "allOf")
+            groups += [self.alternatives(Literal(p, positive), kind, apart=apart) for p in members]
+        if "anyOf" in schema:
+            groups.append(self._any_of(self._members(at, schema, "anyOf"), kind, apart, positive))
+        if "oneOf" in schema:
+            groups.append(self._one_of(self._members(at, schema, "oneOf"), kind, apart, positive))
+        if "not" in schema:
+            inner = self.alternatives(Literal(f"{at}/not", not positive), kind)
+            groups.append(unseen(inner))
+        if "if" in schema and ("then" in schema or "else" in schema or apart):
+            groups.append(self._conditional(at, schema, kind, apart, positive))
+        if kind == "object":
+            groups += self._dependent(at, schema, apart, positive)
+        return groups
+
+    def _members(self, at: str, schema: dict[str, Any], keyword: str) -> list[str]:
+        members = schema[keyword]
+        if not isinstance(members, list) or not members:
+            raise self.invalid(f"{at}/{keyword}", f"{keyword!r} is a list of schemas")
+        return [f"{at}/{keyword}/{i}" for i in range(len(members))]
+
+    def _any_of(self, members: list[str], kind: str, apart: bool, positive: bool) -> Alternatives:
+        limit = self.limits.max_alternatives
+        if not positive:
+            return conjunction([self._no(p, kind) for p in members], limit)
+        if not apart:
+            return union([self.alternatives(Literal(p, True), kind) for p in members], limit)
+        live = [p for p in members if self._yes(p, kind, apart)]
+        if len(live) > _MAX_EXCLUSIVE:
+            raise TooManyBranches
+        found = []
+        for chosen in itertools.product((True, False), repeat=len(live)):
+            if any(chosen):
+                groups = [
+                    self._yes(p, kind, apart) if yes else self._no(p, kind)
+                    for p, yes in zip(live, chosen, strict=True)
+                ]
+                found.append(self._alive(conjunction(groups, limit), kind))
+        return union(found, limit)
+
+    def _yes(self, pointer: str, kind: str, apart: bool) -> Alternatives:
+        return self.alternatives(Literal(pointer, True), kind, apart=apart)
+
+    def _no(self, pointer: str, kind: str) -> Alternatives:
+        return self.alternatives(Literal(pointer, False), kind)
+
+    def _alive(self, found: Alternatives, kind: str) -> Alternatives:
+        return [branch for branch in found if not self.merger.is_dead(branch, kind)]
+
+    def _one_of(self, members: list[str], kind: str, apart: bool, positive: bool) -> Alternatives:
+        limit = self.limits.max_alternatives
+        live = [p for p in members if self._alive(self._yes(p, kind, apart), kind)]
+        if not positive:
+            none = conjunction([self._no(p, kind) for p in live], limit)
+            pairs = [
+                conjunction([self._yes(p, kind, apart), self._yes(q, kind, apart)], limit)
+                for p, q in itertools.combinations(live, 2)
+                if not self._are_disjoint(p, q, kind)
+            ]
+            return union([none, *pairs], limit)
+        found = []
+        for p in live:
+            others = [q for q in live if q != p and not self._are_disjoint(p, q, kind)]
+            groups = [self._yes(p, kind, apart), *(self._no(q, kind) for q in others)]
+            found.append(self._alive(conjunction(groups, limit), kind) if others else groups[0])
+        return union(found, limit)
+
+    def _are_disjoint(self, p: str, q: str, kind: str) -> bool:
+        one, other = sorted((Literal(p, True), Literal(q, True)))
+        key = (one, other, kind)
+        if key not in self._disjoint:
+            pairs = itertools.product(self.alternatives(one, kind), self.alternatives(other, kind))
+            self._disjoint[key] = all(
+                self.merger.is_dead(branch, kind)
+                for left, right in pairs
+                for branch in conjunction([[left], [right]], 1)
+            )
+        return self._disjoint[key]
+
+    def _conditional(
+        self, at: str, schema: dict[str, Any], kind: str, apart: bool, positive: bool
+    ) -> Alternatives:
+        limit = self.limits.max_alternatives
+        yes = self._yes(f"{at}/if", kind, apart)
+        no = self._no(f"{at}/if", kind)
+
+        def outcome(keyword: str) -> Alternatives:
+            if keyword not in schema:
+                return ALWAYS if positive else NEITHER
+            return self.alternatives(Literal(f"{at}/{keyword}", positive), kind, apart=apart)
+
+        parts = [([yes, outcome("then")]), ([no, outcome("else")])]
+        return union(
+            [self._alive(conjunction(groups, limit), kind) for groups in parts], limit
+        )
+
+    def _dependent(
+        self, at: str, schema: dict[str, Any], apart: bool, positive: bool
+    ) -> list[Alternatives]:
+        groups = []
+        for keyword in ("dependentSchemas", "dependencies"):
+            members = schema.get(keyword, {})
+            if not isinstance(members, dict):
+                raise self.invalid(f"{at}/{keyword}", f"{keyword!r} maps keys to schemas")
+            for name, inner in members.items():
+                if isinstance(inner, list | str):
+                    continue
+                pointer = f"{at}/{keyword}/{escape(name)}"
+                then = self.alternatives(Literal(pointer, positive), "object", apart=apart)
+                there: Alternatives = [(Required(name),)]
+                met = conjunction([there, then], self.limits.max_alternatives)
+                absent: Alternatives = [(Property(name, NEVER, seen=False),)]
+                groups.append([*absent, *met] if positive else met)
+        return groups
+
+
+class _Bounded:
+    """Turns an overflow of branches into the user's error."""
+
+    def __init__(self, pointer: str, param: str, limit: int) -> None:
+        self._pointer, self._param, self._limit = pointer, param, limit
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is TooManyBranches:
+            raise GrammarTooComplex(
+                f"{self._pointer or '/'}: the schema unfolds into more than {self._limit} "
+                "alternatives here; combine fewer anyOf, oneOf, not and if",
+                param=self._param,
+            ) from None

@@ -1,0 +1,367 @@
+"""Shapes written as a schema of few keywords, whose meaning both backends share.
+
+Each formula becomes one definition. Definitions used once are put in place; those that refer to
+themselves, or are shared and long, stay under `$defs`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+from plait.platform.errors import GrammarTooComplex, InvalidSchema
+from plait.structured.schema.atoms import NEVER, TRUE, Formula
+from plait.structured.schema.reading import Reader
+from plait.structured.schema.refusal import Refusal, Undecidable
+from plait.structured.schema.regex import anchored
+from plait.structured.schema.shapes import Array, Listed, Number, Object, Refused, Shape, String
+from plait.structured.schema.values import TYPES
+
+_SHORT = 120  # bytes of a definition that is copied rather than referred to
+_REF = "#/$defs/"
+
+
+class Writer:
+    """Writes the formulas of one reader."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._names: dict[Formula, str] = {}
+        self._written: dict[str, Any] = {}
+        self._waiting: list[Formula] = []
+        self.refusals: dict[Refusal, None] = {}
+        self.open_objects: dict[str, None] = {}  # pointers of objects that allow unnamed keys
+
+    def write(self, formula: Formula) -> Any:
+        """The schema of a formula. What cannot be written is in `refusals`, and left out."""
+        if self._reader.is_empty(formula):
+            self._no_document()
+        root = self._refer(formula)
+        size = 0
+        while self._waiting:
+            each = self._waiting.pop()
+            body = self._define(each)
+            self._written[self._names[each]] = body
+            size += len(json.dumps(body))
+            self._check_size(size)
+        schemas = {"root": root, **self._written}
+        barren = _barren(self._written)
+        if not self.refusals and _leads_to(root, barren):
+            self._no_document()
+        written = _assembled(_pruned(schemas, barren))
+        if len(json.dumps(written)) > self._reader.limits.max_written_bytes:
+            self._check_size(1 << 60)
+        return written
+
+    def _check_size(self, size: int) -> None:
+        limits = self._reader.limits
+        if size > limits.max_written_bytes or len(self._written) > limits.max_definitions:
+            raise GrammarTooComplex(
+                "the schema unfolds into too large a grammar; use fewer combinations of anyOf, "
+                "oneOf, not, if and allOf",
+                param=self._reader.document.param,
+            )
+
+    def _no_document(self) -> None:
+        raise InvalidSchema(
+            "no document fulfils the schema: its keywords contradict each other",
+            param=self._reader.document.param,
+        )
+
+    def _refer(self, formula: Formula) -> Any:
+        if formula == TRUE:
+            return {}
+        if self._reader.is_empty(formula):
+            return False
+        if formula not in self._names:
+            self._names[formula] = f"d{len(self._names)}"
+            self._waiting.append(formula)
+        return {"$ref": _REF + self._names[formula]}
+
+    def _define(self, formula: Formula) -> Any:
+        try:
+            shapes = self._reader.merger.all_shapes(formula)
+        except Undecidable as unknown:
+            self.refusals[unknown.refusal] = None
+            return False
+        at = min((literal.pointer for literal in formula), key=len, default="")
+        for _, shape in shapes:
+            if isinstance(shape, Object) and shape.rest != NEVER:
+                self.open_objects[at] = None
+            if isinstance(shape, Refused):
+                found = shape.refusal
+                if not found.pointer:
+                    found = Refusal(f"{at}/{found.keyword}", found.keyword, found.why, found.instead)
+                self.refusals[found] = None
+        return _any_of([*self._plain(shapes)])
+
+    def _plain(self, shapes: list[tuple[str, Shape]]) -> Iterator[dict[str, Any]]:
+        free = {kind: schema for kind, shape in shapes if (schema := _bare(kind, shape))}
+        bare = [free[kind] for kind in TYPES if kind in free]
+        if set(free) == set(TYPES) and "number" in bare:
+            yield {}
+            return
+        listed = [
+            text
+            for kind, shape in shapes
+            if isinstance(shape, Listed) and kind not in free
+            for text in shape.values
+        ]
+        if bare:
+            yield {"type": bare[0] if len(bare) == 1 else bare}
+        if listed:
+            originals = self._reader.originals
+            yield {"enum": [originals.get(t, json.loads(t)) for t in dict.fromkeys(listed)]}
+        for kind, shape in shapes:
+            if kind not in free and not isinstance(shape, Listed | Refused):
+                yield self._shape(shape)
+
+    def _shape(self, shape: Shape) -> dict[str, Any]:
+        if isinstance(shape, Number):
+            return _number(shape)
+        if isinstance(shape, String):
+            return _string(shape)
+        if isinstance(shape, Array):
+            return self._array(shape)
+        assert isinstance(shape, Object), "all others are handled"
+        return self._object(shape)
+
+    def _array(self, shape: Array) -> dict[str, Any]:
+        schema: dict[str, Any] = {"type": "array"}
+        if shape.prefix:
+            schema["prefixItems"] = [self._refer(formula) for formula in shape.prefix]
+        schema["items"] = self._refer(shape.rest)
+        if shape.low:
+            schema["minItems"] = shape.low
+        if shape.high is not None and not (shape.rest == NEVER and shape.high == len(shape.prefix)):
+            schema["maxItems"] = shape.high
+        return schema
+
+    def _object(self, shape: Object) -> dict[str, Any]:
+        schema: dict[str, Any] = {"type": "object"}
+        if shape.names:
+            schema["properties"] = {name: self._refer(f) for name, f in shape.names}
+        if shape.required:
+            schema["required"] = [name for name, _ in shape.names if name in shape.required]
+        if shape.patterns:
+            schema["patternProperties"] = {
+                anchored(node): self._refer(formula) for node, formula in shape.patterns
+            }
+        schema["additionalProperties"] = self._refer(shape.rest)
+        if shape.low:
+            schema["minProperties"] = shape.low
+        if shape.high is not None:
+            schema["maxProperties"] = shape.high
+        return schema
+
+
+def _bare(kind: str, shape: Shape) -> str | None:
+    """The name of a type of which the shape leaves nothing out."""
+    if shape == Listed(("null",)):
+        return "null"
+    if isinstance(shape, Listed):
+        return "boolean" if set(shape.values) == {"false", "true"} else None
+    if shape == Number(integer=True):
+        return "integer"
+    every = {
+        "number": Number(),
+        "string": String(),
+        "array": Array(rest=TRUE),
+        "object": Object(rest=TRUE),
+    }
+    return kind if shape == every.get(kind) else None
+
+
+def _number(shape: Number) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer" if shape.integer else "number"}
+    for value, exclusive, name in (
+        (shape.low, shape.low_exclusive, "Minimum"),
+        (shape.high, shape.high_exclusive, "Maximum"),
+    ):
+        if value is not None:
+            schema[f"exclusive{name}" if exclusive else name.lower()] = _plain_number(value)
+    if shape.multiple is not None:
+        schema["multipleOf"] = _plain_number(shape.multiple)
+    return schema
+
+
+def _plain_number(value: Fraction) -> float:
+    return int(value) if value.denominator == 1 else float(value)
+
+
+def _string(shape: String) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    if shape.low:
+        schema["minLength"] = shape.low
+    if shape.high is not None:
+        schema["maxLength"] = shape.high
+    if shape.format:
+        schema["format"] = shape.format
+    patterns = [anchored(node) for node in shape.patterns]
+    if len(patterns) == 1:
+        schema["pattern"] = patterns[0]
+    elif patterns:
+        schema["allOf"] = [{"pattern": pattern} for pattern in patterns]
+    return schema
+
+
+def _any_of(schemas: list[dict[str, Any]]) -> Any:
+    if not schemas:
+        return False
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+
+def mapped(schema: Any, change: Callable[[Any], Any]) -> Any:
+    """A written schema with each schema directly inside it changed."""
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    for key in ("items", "additionalProperties"):
+        if key in found:
+            found[key] = change(found[key])
+    for key in ("anyOf", "prefixItems"):
+        if key in found:
+            found[key] = [change(each) for each in found[key]]
+    for key in ("properties", "patternProperties", "$defs"):
+        if key in found:
+            found[key] = {name: change(each) for name, each in found[key].items()}
+    return found
+
+
+def _references(schema: Any) -> list[str]:
+    """The definitions that a schema refers to."""
+    found: list[str] = []
+
+    def note(inner: Any) -> Any:
+        if isinstance(inner, dict) and "$ref" in inner:
+            found.append(inner["$ref"].removeprefix(_REF))
+        mapped(inner, note)
+        return inner
+
+    note(schema)
+    return found
+
+
+def _barren(written: dict[str, Any]) -> set[str]:
+    """Definitions of which no finite document can be made, since they demand themselves."""
+    barren = set(written)
+    while True:
+        fertile = {name for name in barren if not _leads_to(written[name], barren)}
+        if not fertile:
+            return barren
+        barren -= fertile
+
+
+def _leads_to(schema: Any, barren: set[str]) -> bool:
+    """Whether every value of a schema needs a barren definition."""
+    if not isinstance(schema, dict):
+        return schema is False
+    if "$ref" in schema:
+        return schema["$ref"].removeprefix(_REF) in barren
+    if "anyOf" in schema:
+        return all(_leads_to(each, barren) for each in schema["anyOf"])
+    if schema.get("type") == "object":
+        needed = [schema["properties"][name] for name in schema.get("required", ())]
+        return any(_leads_to(each, barren) for each in needed)
+    if schema.get("type") == "array":
+        least = schema.get("minItems", 0)
+        prefix = schema.get("prefixItems", [])[:least]
+        rest = [schema.get("items", {})] if least > len(prefix) else []
+        return any(_leads_to(each, barren) for each in [*prefix, *rest])
+    return False
+
+
+def _pruned(schemas: dict[str, Any], barren: set[str]) -> dict[str, Any]:
+    """The same without ways into barren definitions, on which output could not end."""
+    if not barren:
+        return schemas
+
+    def prune(schema: Any) -> Any:
+        if not isinstance(schema, dict):
+            return schema
+        if "$ref" in schema:
+            return False if _leads_to(schema, barren) else schema
+        if "anyOf" in schema:
+            return _any_of([prune(s) for s in schema["anyOf"] if not _leads_to(s, barren)])
+        return _short_of_barren(mapped(schema, prune))
+
+    kept = {name: schema for name, schema in schemas.items() if name not in barren}
+    return {name: prune(schema) for name, schema in kept.items()}
+
+
+def _short_of_barren(schema: dict[str, Any]) -> dict[str, Any]:
+    """A list whose items cannot be ends before them."""
+    prefix = schema.get("prefixItems", [])
+    if isinstance(prefix, list) and False in prefix:
+        end = prefix.index(False)
+        schema |= {"prefixItems": prefix[:end], "items": False}
+        schema.pop("maxItems", None)
+    return schema
+
+
+def _assembled(schemas: dict[str, Any]) -> Any:
+    """The root with definitions put in place, and the others under `$defs`."""
+    uses = Counter(name for schema in schemas.values() for name in _references(schema))
+    looped = _looped(schemas)
+    place = {
+        name
+        for name in schemas
+        if name not in looped and (uses[name] == 1 or len(json.dumps(schemas[name])) <= _SHORT)
+    }
+    kept: dict[str, Any] = {}
+
+    def put(schema: Any) -> Any:
+        if isinstance(schema, dict) and "$ref" in schema:
+            name = schema["$ref"].removeprefix(_REF)
+            return put(schemas[name]) if name in place else schema
+        return mapped(schema, put)
+
+    root = put(schemas["root"])
+    for name in schemas:
+        if name != "root" and name not in place:
+            kept[name] = put(schemas[name])
+    reachable = _reachable(root, kept)
+    if reachable:
+        root = {"$defs": {n: s for n, s in kept.items() if n in reachable}, **root}
+    return root
+
+
+def _looped(schemas: dict[str, Any]) -> set[str]:
+    """Definitions that lead back to themselves."""
+    after = {name: set(_references(schema)) for name, schema in schemas.items()}
+    order: list[str] = []
+    found, seen = set[str](), set[str]()
+    for start in after:
+        stack: list[tuple[str, Iterator[str]]] = []
+        if start not in seen:
+            seen.add(start)
+            stack.append((start, iter(sorted(after[start]))))
+        path = {start}
+        while stack:
+            name, rest = stack[-1]
+            following = next(rest, None)
+            if following is None:
+                stack.pop()
+                path.discard(name)
+                order.append(name)
+            elif following in path:
+                found.add(following)
+            elif following not in seen:
+                seen.add(following)
+                path.add(following)
+                stack.append((following, iter(sorted(after[following]))))
+    return found
+
+
+def _reachable(root: Any, kept: dict[str, Any]) -> set[str]:
+    reachable: set[str] = set()
+    waiting = [root]
+    while waiting:
+        for name in _references(waiting.pop()):
+            if name not in reachable:
+                reachable.add(name)
+                waiting.append(kept[name])
+    return reachable
