@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from plait.platform.cli import adapters, bench, chat, check, complete, serve, table, version
+from plait.platform.cli import adapters, bench, chat, check, complete, schema, serve, table, version
 from plait.platform.cli.command import EPILOG, with_flags
 
 app = typer.Typer(
@@ -20,5 +20,6 @@ app.command(epilog=EPILOG)(with_flags(table.CHAT, table.KNOWN)(chat.chat))
 app.command(epilog=EPILOG)(with_flags(table.COMPLETE, table.KNOWN)(complete.complete))
 app.command(epilog=EPILOG)(with_flags(table.ENGINE, table.KNOWN)(check.check))
 app.add_typer(bench.app, name="bench")
+app.add_typer(schema.app, name="schema")
 app.add_typer(adapters.app, name="adapters")
 app.command()(version.version)

@@ -102,7 +102,9 @@ class Document:
             name = urldefrag(ref)[1]
             if len(self._dynamic.get(name, ())) > 1 and self._is_dynamic(at, ref, name):
                 raise self._refused(at, keyword, "its target depends on the way to it")
-        address, fragment = urldefrag(urljoin(self._base(at), ref))
+        base = self._base(at)
+        # Names such as urn:… cannot be joined, but fragments mean their own resource.
+        address, fragment = urldefrag(base + ref if ref.startswith("#") else urljoin(base, ref))
         if address not in self._resources:
             raise self._refused(at, keyword, f"{ref!r} lies outside of the schema")
         resource = self._resources[address]

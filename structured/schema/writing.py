@@ -99,15 +99,18 @@ class Writer:
         return _any_of([*self._plain(shapes)])
 
     def _plain(self, shapes: list[tuple[str, Shape]]) -> Iterator[dict[str, Any]]:
-        free = {kind: schema for kind, shape in shapes if (schema := _bare(kind, shape))}
+        free: dict[str, str] = {}
+        for kind, shape in shapes:
+            if (name := _bare(kind, shape)) and free.get(kind) != kind:
+                free[kind] = name
         bare = [free[kind] for kind in TYPES if kind in free]
-        if set(free) == set(TYPES) and "number" in bare:
+        if bare == list(TYPES):
             yield {}
             return
         listed = [
             text
             for kind, shape in shapes
-            if isinstance(shape, Listed) and kind not in free
+            if isinstance(shape, Listed) and free.get(kind) != kind
             for text in shape.values
         ]
         if bare:
@@ -116,7 +119,8 @@ class Writer:
             originals = self._reader.originals
             yield {"enum": [originals.get(t, json.loads(t)) for t in dict.fromkeys(listed)]}
         for kind, shape in shapes:
-            if kind not in free and not isinstance(shape, Listed | Refused):
+            covered = free.get(kind) == kind or _bare(kind, shape) is not None
+            if not covered and not isinstance(shape, Listed | Refused):
                 yield self._shape(shape)
 
     def _shape(self, shape: Shape) -> dict[str, Any]:

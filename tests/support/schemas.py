@@ -100,3 +100,83 @@ def acceptor(found: Route):
 def accepts(schema, value, **fields) -> bool:
     """Whether the routed grammar of a schema lets a value through, written compactly."""
     return acceptor(route(schema_spec(schema, **fields))).accepts(compact(value))
+
+
+# --- documents ---
+
+
+def sample(schema, random, defs=None, depth=0):
+    """A random document of a written schema, or nearly: what it is not, a judge tells."""
+    defs = schema.get("$defs", {}) if defs is None and isinstance(schema, dict) else defs
+    if isinstance(schema, bool) or not schema.keys() - {"$defs"}:
+        return random.choice([None, True, 0, 2.5, "x", [], {}])
+    if "$ref" in schema:
+        return sample(defs[schema["$ref"].rpartition("/")[2]], random, defs, depth + 1)
+    if "anyOf" in schema:
+        return sample(random.choice(schema["anyOf"]), random, defs, depth + 1)
+    if "enum" in schema:
+        return random.choice(schema["enum"])
+    kind = schema.get("type")
+    kind = random.choice(kind) if isinstance(kind, list) else kind
+    if kind == "object":
+        return _sample_object(schema, random, defs, depth)
+    if kind == "array":
+        return _sample_array(schema, random, defs, depth)
+    if kind in ("integer", "number"):
+        low = schema.get("minimum", schema.get("exclusiveMinimum", schema.get("maximum", 3) - 3))
+        high = schema.get("maximum", schema.get("exclusiveMaximum", low + 6))
+        step = schema.get("multipleOf", 1)
+        value = random.choice([low, high, low + 1, (low + high) / 2, low // step * step + step])
+        return int(value) if kind == "integer" else value
+    if kind == "string":
+        few = schema.get("minLength", 0)
+        many = schema.get("maxLength", few + 3)
+        text = random.choice(["", "a", "abc", "1", "2020-01-01", "a@b.co", "http://a.b/c", "é\"\\\n"])
+        return (text + "x" * few)[: max(few, min(len(text), many))]
+    return None if kind == "null" else random.random() < 0.5
+
+
+def _sample_object(schema, random, defs, depth):
+    found = {}
+    required = schema.get("required", [])
+    for name, inner in schema.get("properties", {}).items():
+        chance = 0.5 if depth < 4 else 0.1
+        if inner is not False and (name in required or random.random() < chance):
+            if depth < 12:
+                found[name] = sample(inner, random, defs, depth + 1)
+    if schema.get("additionalProperties", True) is not False and random.random() < 0.4:
+        found[random.choice(["x", "zz", "a b"])] = sample(
+            schema.get("additionalProperties", {}), random, defs, depth + 1
+        )
+    return found
+
+
+def _sample_array(schema, random, defs, depth):
+    low = schema.get("minItems", 0)
+    length = random.randint(low, min(schema.get("maxItems", low + 2), low + 3))
+    prefix = schema.get("prefixItems", [])
+    kinds = (prefix + [schema.get("items", {})] * length)[:length]
+    if depth > 6:
+        kinds = kinds[:low]
+    return [sample(kind, random, defs, depth + 1) for kind in kinds if kind is not False]
+
+
+def mutate(value, random):
+    """A document like another, wrong or right by chance, with its keys in their order."""
+    if isinstance(value, dict) and value and random.random() < 0.7:
+        name = random.choice(list(value))
+        if random.random() < 0.25:
+            return {k: v for k, v in value.items() if k != name}
+        return {k: mutate(v, random) if k == name else v for k, v in value.items()}
+    if isinstance(value, list) and value and random.random() < 0.7:
+        at = random.randrange(len(value))
+        if random.random() < 0.3:
+            return value + [random.choice(value)]
+        return [mutate(v, random) if i == at else v for i, v in enumerate(value)]
+    if isinstance(value, dict) and random.random() < 0.4:
+        return {**value, random.choice(["x", "new", "a"]): random.choice([1, "a", None])}
+    if isinstance(value, str) and random.random() < 0.6:
+        return random.choice([value + "x", value[:-1], value.upper(), ""])
+    if isinstance(value, int | float) and not isinstance(value, bool) and random.random() < 0.6:
+        return random.choice([value + 1, value - 1, -value, value + 0.5, value * 1000])
+    return random.choice([None, True, False, 0, -1, 1, 0.5, "", "a", [], [1], {}, {"a": 1}])

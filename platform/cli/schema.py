@@ -1,0 +1,110 @@
+"""`plait schema check FILE`: which backend enforces each keyword of a JSON schema, or why none does."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from plait.platform.cli.command import FAILED, reporting
+from plait.platform.errors import BadRequest, ConfigError
+
+if TYPE_CHECKING:
+    from plait.structured.router import Finding, Route
+    from plait.structured.spec import GrammarSpec
+
+app = typer.Typer(help="Look at JSON schemas for structured output.", no_args_is_help=True)
+
+
+@app.callback()
+def schema() -> None:
+    """Look at JSON schemas for structured output."""
+
+
+@app.command()
+def check(
+    file: Annotated[str, typer.Argument(help="The schema's file; - reads standard input.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON.", show_default=False, metavar="")
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="As with 'strict': true.", show_default=False, metavar=""),
+    ] = False,
+) -> None:
+    """Say which backend enforces each keyword of a JSON schema, and what is refused.
+
+    Exit code 0: all is enforced; 1: something is not.
+    """
+    with reporting(debug=False):
+        content = _read(file)
+        from plait.structured.router import explain, route
+        from plait.structured.spec import GrammarKind, GrammarSpec
+
+        spec = GrammarSpec(
+            kind=GrammarKind.JSON_SCHEMA, content=content, param="schema", strict=strict
+        )
+        findings = explain(spec)
+        start = time.perf_counter()
+        chosen, error = _route(spec, route)
+        seconds = time.perf_counter() - start
+        data = _as_data(findings, chosen, error, seconds)
+        typer.echo(json.dumps(data, indent=2, ensure_ascii=False) if as_json else _as_text(data))
+    if error:
+        raise typer.Exit(FAILED)
+
+
+def _read(file: str) -> Any:
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
+        return json.loads(text, object_pairs_hook=_without_duplicates)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} stands twice in one object")
+        found[key] = value
+    return found
+
+
+def _route(spec: GrammarSpec, route: Any) -> tuple[Route | None, str]:
+    try:
+        return route(spec), ""
+    except BadRequest as error:
+        return None, error.message
+
+
+def _as_data(
+    findings: list[Finding], chosen: Route | None, error: str, seconds: float
+) -> dict[str, Any]:
+    return {
+        "backend": chosen.backend if chosen else None,
+        "error": error or None,
+        "seconds": round(seconds, 6),
+        "notes": list(chosen.notes) if chosen else [],
+        "keywords": [
+            {"pointer": f.pointer, "keyword": f.keyword, "backend": f.backend, "why": f.why or None}
+            for f in findings
+        ],
+    }
+
+
+def _as_text(data: dict[str, Any]) -> str:
+    lines = [
+        f"{each['backend'] or 'refused':<12} {each['pointer']}"
+        + (f"  ({each['why']})" if each["why"] else "")
+        for each in data["keywords"]
+    ]
+    lines += [f"note         {note}" for note in data["notes"]]
+    if data["error"]:
+        return "\n".join([*lines, f"refused: {data['error']}"])
+    milliseconds = data["seconds"] * 1e3
+    return "\n".join([*lines, f"enforced by {data['backend']}; routed in {milliseconds:.1f} ms"])

@@ -1,0 +1,98 @@
+"""The official JSON Schema Test Suite, through the masks: nothing invalid, and most of it served."""
+
+import itertools
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+from support.schemas import acceptor, compact, schema_spec
+
+from plait.platform.errors import BadRequest, InvalidSchema, UnsupportedSchemaKeyword
+from plait.structured.router import route
+
+SUITE = Path(__file__).parent / "data" / "json-schema-test-suite-2020-12.json"
+# By the standard a format asserts nothing; we enforce it, as OpenAI does.
+ANNOTATIONS = {"format", "vocabulary"}
+
+
+@lru_cache(maxsize=1)
+def run():
+    """The suite's groups as (group, refusal or None, [(test, accepted)])."""
+    found = []
+    for group in json.loads(SUITE.read_text("utf-8")):
+        try:
+            grammar = acceptor(route(schema_spec(group["schema"])))
+        except BadRequest as error:
+            found.append((group, error, []))
+            continue
+        results = [(test, grammar.accepts(compact(test[1]))) for test in group["tests"]]
+        found.append((group, None, results))
+    return found
+
+
+def results():
+    return [(group, *test, ok) for group, _, tests in run() for test, ok in tests]
+
+
+def test_no_invalid_document_of_the_suite_is_accepted():
+    wrong = [
+        (group["description"], name)
+        for group, name, _, valid, accepted in results()
+        if accepted and not valid
+    ]
+    assert wrong == []
+    assert sum(not valid for _, _, _, valid, _ in results()) > 350
+
+
+def test_most_of_the_suite_is_served():
+    served = sum(refusal is None for _, refusal, _ in run())
+    assert served / len(run()) > 0.79
+
+
+def test_each_refusal_names_its_keyword_and_place():
+    for group, refusal, _ in run():
+        if isinstance(refusal, UnsupportedSchemaKeyword):
+            assert refusal.message.startswith("'"), refusal.message
+            assert " at /" in refusal.message, refusal.message
+            assert "; " in refusal.message, refusal.message
+        elif refusal:
+            assert isinstance(refusal, InvalidSchema), (group["description"], refusal)
+
+
+def test_nothing_that_can_be_valid_is_called_contradictory():
+    for group, refusal, _ in run():
+        if isinstance(refusal, InvalidSchema):
+            assert not any(valid for _, _, valid in group["tests"]), group["description"]
+
+
+def spelled_otherwise(value) -> bool:
+    """1.0 for an integer."""
+    if isinstance(value, list | dict):
+        return any(map(spelled_otherwise, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, float) and value.is_integer()
+
+
+def test_what_is_wrongly_rejected_is_another_spelling_or_another_order_of_keys():
+    left = [
+        (group["file"], group["description"], name)
+        for group, name, value, valid, accepted in results()
+        if valid
+        and not accepted
+        and group["file"] not in ANNOTATIONS
+        and not spelled_otherwise(value)
+        and not (isinstance(value, dict) and any_order_is_accepted(group, value))
+    ]
+    assert left == []
+
+
+def any_order_is_accepted(group, value) -> bool:
+    grammar = acceptor(route(schema_spec(group["schema"])))
+    orders = itertools.permutations(value.items())
+    return any(grammar.accepts(compact(dict(each))) for each in itertools.islice(orders, 30))
+
+
+@pytest.mark.parametrize("keyword", ["contains", "uniqueItems", "$dynamicRef"])
+def test_what_no_backend_enforces_is_refused_by_name(keyword):
+    names = [refusal.message for _, refusal, _ in run() if refusal]
+    assert any(message.startswith(f"'{keyword}'") for message in names)
