@@ -168,8 +168,8 @@ def _check_shapes(place: Place, change: LowRank) -> None:
             f"{site.name} takes A [{rank}, {num_in}] and B [{num_out}, {rank}], "
             f"not {list(a)} and {list(b)}"
         )
-    is_expert = change.expert is not None and 0 <= change.expert < site.num_experts
-    if is_expert != (kind is SiteKind.EXPERTS):
+    is_expert = kind is SiteKind.EXPERTS
+    if change.expert not in (range(site.num_experts) if is_expert else (None,)):
         raise InvalidAdapter(f"{site.name}: {change.expert} is none of {site.num_experts} experts")
     if is_expert and (change.magnitude is not None or change.b_bias is not None):
         raise InvalidAdapter(f"{site.name}: experts with a DoRA magnitude or a bias are not served")

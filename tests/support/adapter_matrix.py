@@ -76,7 +76,7 @@ _GPT2 = {
 _NEOX = {
     "fused": {**R4, "target_modules": NEOX},
     "fused_dora": {**R4, "target_modules": NEOX, "use_dora": True},
-    "tables": {**R4, "target_modules": ["embed_in", "embed_out"]},
+    "tables": {**R4, "target_modules": ["embed_in", "lm_head"]},
 }
 _OSS = {
     "experts": {
