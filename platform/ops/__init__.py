@@ -12,6 +12,7 @@ alone and in any batch.
     gumbel_argmax     gumbel_argmax.py     csrc/gumbel*
     rms_norm          rms_norm.py          csrc/rms_norm*
     gated_activation  gated_activation.py  csrc/gated_activation*
+    lora              lora.py              csrc/lora*, weights in lora_weights.py
     token_mask        token_mask.py        csrc/token_mask*
 
 Suffixes and symbols of shapes, the same everywhere:
