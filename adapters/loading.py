@@ -32,7 +32,8 @@ from plait.adapters.header import SafetensorsHeader
 from plait.adapters.identity import generation_of
 from plait.adapters.info import AdapterInfo, LoadReport
 from plait.adapters.peft_config import PeftConfig, parse_config
-from plait.adapters.plan import Layout, LowRankPlan, Plan, make_plan
+from plait.adapters.plan import Layout, LowRankPlan, Plan
+from plait.adapters.planning import make_plan
 from plait.adapters.report import change_norm, changes_nothing, is_change, make_report
 from plait.adapters.sites import ModelSites, SiteKind
 from plait.adapters.tables import BaseRows, make_tables

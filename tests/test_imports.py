@@ -71,6 +71,12 @@ WITHOUT_TORCH = (
     "plait.platform.scheduler",
     "plait.platform.kv.pool",
     "plait.platform.server",
+    # Reading and storing adapters, in the process that answers HTTP.
+    "plait.adapters.bundle",
+    "plait.adapters.info",
+    "plait.adapters.peft_config",
+    "plait.adapters.sources",
+    "plait.adapters.store",
     # They import it in a phase that is named and timed, and after settings that it reads.
     "plait.platform.start",
     "plait.platform.engine_process",

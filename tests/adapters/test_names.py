@@ -117,6 +117,19 @@ def test_a_name_that_fits_two_places_is_refused(llama, linear, tmp_path):
         load(write(tmp_path, config, tensors), sites)
 
 
+def test_two_spellings_of_one_place_are_refused(llama, linear, tmp_path):
+    config, tensors = linear
+    written = ("model.language_model.", "language_model.model.")
+    moved = {
+        name.replace("base_model.model.model.", f"base_model.model.{prefix}"): tensor.clone()
+        for prefix in written
+        for name, tensor in tensors.items()
+        if "layers.0" in name
+    }
+    with pytest.raises(InvalidAdapter, match="twice, by different names"):
+        load(write(tmp_path, config, moved), wrapped(llama[1], "model.language_model."))
+
+
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_every_renamed_tensor_is_listed_and_the_adapter_refused(
