@@ -24,6 +24,7 @@ def make_sequence(
     output: tuple[int, ...] = (),
     seed: int = 0,
     bad_words: tuple[tuple[int, ...], ...] = (),
+    vocab_size: int | None = None,
     **params: Any,
 ) -> Sequence:
     if bad_words:
@@ -33,6 +34,7 @@ def make_sequence(
         prompt_token_ids=prompt,
         params=SamplingParams(**({"max_tokens": 1000} | params)),
         bad_word_token_ids=bad_words,
+        vocab_size=vocab_size,
     )
     return Sequence(
         seq_id=seq_id, request=request, index=0, arrival=seq_id, tokens=[*prompt, *output],
