@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plait.platform.core import InvalidParameter, SamplingParams
 from plait.platform.errors import ConfigError, InvalidAdapter
@@ -39,5 +39,7 @@ def with_defaults(params: SamplingParams, bundle: Bundle | None) -> SamplingPara
     """`params` with what the bundle says, for who said nothing."""
     if bundle is None:
         return params
-    changes = dict(bundle.sampling) | ({"stop": bundle.stop} if bundle.stop else {})
+    changes: dict[str, Any] = dict(bundle.sampling)
+    if bundle.stop:
+        changes["stop"] = bundle.stop
     return dataclasses.replace(params, **changes)
