@@ -71,15 +71,20 @@ def _open_folder(path: Path, *, within: int | None = None, flags: int = 0) -> in
     except FileNotFoundError:
         raise AdapterPathNotFound(f"there is no adapter at {path.name!r}") from None
     except NotADirectoryError:
-        if flags & os.O_NOFOLLOW and _is_link(path, within):
-            raise AdapterPathForbidden(f"{path.name!r} is a symbolic link") from None
+        _refuse_link(path, within, flags)
         raise InvalidAdapter(
             f"{path.name!r} is not a directory; an adapter is one, with {CONFIG} and {WEIGHTS}"
         ) from None
     except PermissionError:
         raise AdapterPathForbidden(f"{path.name!r} may not be read") from None
     except OSError as error:  # ELOOP, ENAMETOOLONG, EIO
+        _refuse_link(path, within, flags)
         raise AdapterPathNotFound(f"{path.name!r} cannot be opened: {error.strerror}") from None
+
+
+def _refuse_link(path: Path, within: int | None, flags: int) -> None:
+    if flags & os.O_NOFOLLOW and _is_link(path, within):
+        raise AdapterPathForbidden(f"{path.name!r} is a symbolic link") from None
 
 
 def _is_link(path: Path, within: int | None) -> bool:

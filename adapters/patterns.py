@@ -6,7 +6,9 @@ A pattern comes from a file that nobody has checked, and one of a few characters
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import cached_property
 
 import regex
 
@@ -14,9 +16,10 @@ from plait.platform.errors import InvalidAdapter
 
 _MAX_LENGTH = 8192
 _TIMEOUT_S = 0.25  # real patterns take microseconds
+_TAIL = re.compile(r"(?<![\\\w])\w+\Z")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pattern:
     """A checked pattern and the key of the config that it stands under."""
 
@@ -25,21 +28,43 @@ class Pattern:
 
     def match_whole(self, name: str) -> bool:
         """Whether it is the pattern of the whole name."""
-        return self._match(rf"(?:{self.text})\Z", name) is not None
+        return self._match(self._whole, name) is not None
 
     def match_suffix(self, name: str) -> bool:
         """Whether it is the pattern of the name, or of what follows one of its dots."""
-        return self._match(rf"(.*\.)?({self.text})$", name) is not None
+        return name.endswith(self._tail) and self._match(self._suffix, name) is not None
 
     def layer(self, name: str) -> int | None:
         """The number that follows the first match and a dot, as layers have it in names."""
-        found = self._match(rf"(?:^|.*?\.)(?:{self.text})\.(?P<idx>\d+)\.", name)
+        found = self._match(self._layer, name)
         return None if found is None else int(found.group("idx"))
 
-    def _match(self, text: str, name: str) -> regex.Match[str] | None:
+    # Compiled once each: some configs have a pattern for every module.
+
+    @cached_property
+    def _whole(self) -> regex.Pattern[str]:
+        return regex.compile(rf"(?:{self.text})\Z")
+
+    @cached_property
+    def _suffix(self) -> regex.Pattern[str]:
+        return regex.compile(rf"(.*\.)?({self.text})$")
+
+    @cached_property
+    def _layer(self) -> regex.Pattern[str]:
+        return regex.compile(rf"(?:^|.*?\.)(?:{self.text})\.(?P<idx>\d+)\.")
+
+    @cached_property
+    def _tail(self) -> str:
+        """What every match ends in: spares most names the rest."""
+        if "|" in self.text or "(?" in self.text:
+            return ""
+        found = _TAIL.search(self.text)
+        return found.group() if found else ""
+
+    def _match(self, compiled: regex.Pattern[str], name: str) -> regex.Match[str] | None:
         try:
             # `concurrent` lets other threads, such as the engine's, go on meanwhile.
-            return regex.match(text, name, timeout=_TIMEOUT_S, concurrent=True)
+            return compiled.match(name, timeout=_TIMEOUT_S, concurrent=True)
         except TimeoutError:
             raise InvalidAdapter(
                 f"{self.key}: the pattern {self.text[:100]!r} takes too long to match",

@@ -195,7 +195,7 @@ def _names(key: str, value: Any) -> Names:
 
 def _names_or_pattern(key: str, value: Any) -> Names | Pattern | None:
     if value == "all-linear":
-        return None
+        return compile_pattern(key, ".*")
     return compile_pattern(key, value) if isinstance(value, str) else _names(key, value)
 
 

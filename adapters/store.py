@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import threading
 import uuid
@@ -39,6 +40,8 @@ from plait.adapters.files import (
 from plait.adapters.identity import generation_of
 from plait.adapters.peft_config import PeftConfig, parse_config
 from plait.platform.errors import AdapterFileTooLarge, AdapterStorageFailed, InvalidAdapter
+
+_OURS = re.compile(r"[0-9a-f]{64}|incoming-[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,7 @@ class AdapterStore:
     """
 
     def __init__(self, root: Path, limits: FileLimits | None = None) -> None:
-        """Use `root`, which becomes this process's own; what is left there is deleted."""
+        """Use `root`, which becomes this process's own; adapters left there are deleted."""
         self._root = root
         self._limits = limits or FileLimits()
         self._holds: dict[str, int] = {}
@@ -80,7 +83,8 @@ class AdapterStore:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             root.chmod(0o700)
             for left in root.iterdir():
-                _delete(left)
+                if _OURS.fullmatch(left.name):
+                    _delete(left)
 
     def add_directory(self, source: Path, *, inside: Path | None = None) -> StoredAdapter:
         """Store the adapter in a directory; with `inside`, only one that truly lies there.

@@ -105,7 +105,7 @@ ACCEPTED = [
     {"auto_mapping": {"x": 1}, "eva_config": {"rho": 2.0}, "qalora_group_size": 16},
     {"velora_config": {"x": 1}, "megatron_core": "megatron.core", "loftq_config": {}},
     {"some_new_thing": None, "another": False, "one_more": [], "and_this": {}},
-    {"fan_in_fan_out": True, "target_modules": "all-linear"},
+    {"fan_in_fan_out": True},
 ]
 
 
@@ -122,6 +122,10 @@ def test_what_decides_nothing_is_accepted(config):
         ("layers.1.*", "model.layers.11.mlp.up_proj", "model.layers.2.mlp.up_proj"),
         ("^model.*down_proj", "model.layers.0.mlp.down_proj", "model.layers.0.mlp.up_proj"),
         ("q_proj|v_proj", "model.layers.0.v_proj", "model.layers.0.k_proj"),
+        (r"[01]\.q_pro[j]", "layers.1.q_proj", "layers.2.q_proj"),
+        (r"(?i:Q_PROJ)", "layers.1.q_proj", "layers.2.k_proj"),
+        (r"q_\w+", "layers.1.q_proj", "layers.2.k_proj"),
+        (r"layers\.\d", "model.layers.1", "model.layers.x"),
         (r"^(?!.*visual).*q_proj", "model.layers.0.q_proj", "model.visual.0.q_proj"),
     ],
 )
@@ -135,6 +139,17 @@ def test_patterns_match_as_in_peft(pattern, hits, misses):
 def test_the_first_pattern_that_matches_counts():
     config = check_config({"rank_pattern": {"up_proj": 2, "0.up_proj": 3, ".*": 5}})
     assert [config.rank(f"layers.{n}") for n in ("0.up_proj", "0.q_proj")] == [2, 5]
+
+
+def test_a_pattern_for_every_module_is_quick():
+    """As EVA writes them."""
+    names = [f"model.layers.{n}.mlp.{p}_proj" for n in range(60) for p in "abcdefg"]
+    ranks = {name: n + 1 for n, name in enumerate(names)}
+    config = check_config({"rank_pattern": ranks, "alpha_pattern": ranks, "use_rslora": True})
+    start = time.monotonic()
+    assert [config.rank(name) for name in names] == list(ranks.values())
+    assert config.scale(names[-1]) == len(names) ** 0.5
+    assert time.monotonic() - start < 5
 
 
 def test_a_pattern_cannot_take_long():
