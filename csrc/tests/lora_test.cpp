@@ -54,7 +54,6 @@ struct Adapter {
   Element type;
 
   Adapter(Element weights_type, size_t inputs, size_t rank, size_t outputs) : type(weights_type) {
-    const size_t size = plait::element_size(type);
     leaf = {0, static_cast<int64_t>(inputs), static_cast<int64_t>(2 * rank), 0, 2};
     store(2 * rank, inputs, [](size_t r, size_t k) { return a_at(r, k); });
     for (size_t p = 0; p < 2; ++p) {
@@ -77,7 +76,6 @@ struct Adapter {
     }
     weights.resize(weights.size() + plait::kLoraSlack);
     weights.shrink_to_fit();
-    (void)size;
   }
 
   template <class At>
