@@ -120,6 +120,7 @@ class AdapterPool:
         if held.info is not None and pinned and not held.pinned:
             self._check_pin(held)
         self._set_pinned(held, pinned)
+        self._answer_if_ready(held)
 
     def drop(self, generation: str) -> None:
         """Forget a generation once nothing uses it; an unknown one is no error."""
@@ -205,7 +206,8 @@ class AdapterPool:
     @property
     def busy(self) -> bool:
         """Whether an answer is still owed, or a job under way."""
-        return self._loader.num_jobs > 0 or bool(self._queue) or bool(self._answers)
+        under_way = self._loader.num_jobs > 0 or bool(self._queue) or bool(self.pins_to_place())
+        return under_way or bool(self._answers)
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -298,13 +300,15 @@ class AdapterPool:
             )
 
     def _loaded(self, held: Held, outcome: Outcome) -> None:
-        adapter = outcome.adapter
+        adapter, error = outcome.adapter, outcome.error
         self.num_loads += adapter is not None
         self.load_seconds += outcome.seconds
-        if adapter is None:
-            assert outcome.error is not None
+        if adapter is not None and held.info is not None and _differ(adapter.info, held.info):
+            error = AdapterStorageFailed("the stored adapter is not what it was; load it again")
+        if adapter is None or error is not None:
+            assert error is not None
             self.tiers.free_host(held)
-            self._failed(held, outcome.error)
+            self._failed(held, error)
             return
         held.load_bytes = max(held.load_bytes, adapter.info.num_bytes)
         if not self.tiers.try_take_host(held, adapter.info.num_bytes):
@@ -449,6 +453,12 @@ class AdapterPool:
             for held in self._pinned.values()
             if held is not beside and held.info is not None
         )
+
+
+def _differ(one: AdapterInfo, other: AdapterInfo) -> bool:
+    """Whether these cannot be of one content."""
+    facts = [(i.device_bytes, i.num_bytes, i.kv_digest, i.tower_digest) for i in (one, other)]
+    return facts[0] != facts[1]
 
 
 def _load_and_measure(
