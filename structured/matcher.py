@@ -34,7 +34,7 @@ class Matcher:
 
     def __init__(self, parser: Parser, vocabulary: Vocabulary) -> None:
         self._parser = parser
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._num_tokens = 0
         self._ended = False  # the last token was an end token, which the parser has not seen
         self._finished: bool | None = None  # of this place; None: not asked yet
@@ -46,7 +46,7 @@ class Matcher:
         only end tokens are.
         """
         if self._ended:
-            mask[:] = self._vocabulary.end_mask
+            mask[:] = self.vocabulary.end_mask
             return True
         needed = self._guarded_fill(mask)
         if needed and not mask.any():
@@ -60,7 +60,7 @@ class Matcher:
             num_legal = self._parser.count_legal(plain)
             if num_legal < len(plain) or num_legal == len(drafts) or self._ended:
                 return num_legal
-            if drafts[num_legal] not in self._vocabulary.end_ids:
+            if drafts[num_legal] not in self.vocabulary.end_ids:
                 return num_legal
             return num_legal + self._may_end_after(plain)
         except ParserFault as error:
@@ -87,11 +87,11 @@ class Matcher:
 
     def accept(self, token: int) -> bool:
         """Advance by a token; False where it may not follow, and nothing has changed then."""
-        if self._ended or not 0 <= token < len(self._vocabulary.pieces):
+        if self._ended or not 0 <= token < len(self.vocabulary.pieces):
             return False
-        if token in self._vocabulary.end_ids:
+        if token in self.vocabulary.end_ids:
             accepted = self._ended = self.can_end
-        elif not self._vocabulary.pieces[token]:
+        elif not self.vocabulary.pieces[token]:
             return False
         else:
             try:
@@ -152,16 +152,16 @@ class Matcher:
             raise _fault(error) from error
         if not forced:
             return []
-        closed = forced_tokens(self._vocabulary, forced, open_end=False)
+        closed = forced_tokens(self.vocabulary, forced, open_end=False)
         num_legal = self.count_legal(closed)
         if num_legal == len(closed) and self._may_end_after(closed):
             return closed[:limit]
-        tokens = forced_tokens(self._vocabulary, forced, open_end=True)
+        tokens = forced_tokens(self.vocabulary, forced, open_end=True)
         return tokens[: min(limit, num_legal)]
 
     def copy(self) -> Matcher:
         """An independent matcher at the same place."""
-        other = Matcher(self._parser.copy(), self._vocabulary)
+        other = Matcher(self._parser.copy(), self.vocabulary)
         other._num_tokens, other._ended = self._num_tokens, self._ended
         other._finished = self._finished
         return other
@@ -174,7 +174,7 @@ class Matcher:
 
     def _before_end(self, drafts: Sequence[int]) -> list[int]:
         """The drafts in front of the first that a parser must not be given."""
-        pieces, ends = self._vocabulary.pieces, self._vocabulary.end_ids
+        pieces, ends = self.vocabulary.pieces, self.vocabulary.end_ids
         plain: list[int] = []
         for token in () if self._ended else drafts:
             if not 0 <= token < len(pieces) or token in ends or not pieces[token]:
@@ -194,10 +194,10 @@ class Matcher:
                 self._parser.rollback(num_accepted)
 
     def _only_ends(self) -> bool:
-        row = np.zeros(self._vocabulary.num_words, np.int32)
+        row = np.zeros(self.vocabulary.num_words, np.int32)
         if not self._guarded_fill(row):
             return False
-        return not (row & ~self._vocabulary.end_mask).any()
+        return not (row & ~self.vocabulary.end_mask).any()
 
 
 class MatcherStore:

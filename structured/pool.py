@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_CONTENT_BYTES = 1 << 20  # the router's own bounds are lower; this one is for what reads it
+_NUM_STARTS = 3  # of a worker, until the compiler counts as broken
 _REFUSAL_BYTES = 4096  # what a kept refusal counts for
 
 Outcome = CompiledGrammar | frames.Refused
@@ -238,7 +239,7 @@ class CompilePool:
             raise Overloaded("too many grammars of this API key wait to be compiled; retry shortly")
 
     def _look_up(self, work: _Work) -> None:
-        """On the reader's thread: from disk, or on to the workers."""
+        """On the reader's thread: from disk, or on to the workers. The disk raises nothing."""
         found = self._from_disk(work.key)
         if found is not None:
             with self._lock:
@@ -267,8 +268,9 @@ class CompilePool:
             until = time.monotonic() + self._settings.refusals_kept_s
             self._refused.put(flight, (outcome, until), _REFUSAL_BYTES)
         with self._lock:
-            if self._pending.pop(flight, None) is None:
+            if self._pending.get(flight) is not work:
                 return
+            del self._pending[flight]
             self._tenants[work.tenant] -= 1
             if not self._tenants[work.tenant]:
                 del self._tenants[work.tenant]
@@ -290,14 +292,25 @@ class CompilePool:
                 if self._closed:
                     return
                 work = self._queue.get()
-            worker = self._ready(worker)
-            began = time.monotonic()
-            outcome, worker = self._asked(work, worker)
-            self._note(outcome, time.monotonic() - began)
-            self._settle(work, outcome)
-            if isinstance(outcome, CompiledGrammar) and self._disk is not None:
-                self._disk.put(work.key, msgspec.msgpack.encode(outcome))
-            worker = self._ready(worker)
+            try:
+                worker = self._serve(work, worker)
+            except Exception:
+                log.exception("compiling a grammar failed")
+                worker = None
+            finally:
+                # Whatever happened, nobody waits for ever; a work that is settled stays as it is.
+                self._settle(work, _internal("compiling the grammar failed", work))
+
+    def _serve(self, work: _Work, worker: CompileWorker | None) -> CompileWorker | None:
+        """Compile one; returns the worker to go on with."""
+        worker = self._ready(worker)
+        began = time.monotonic()
+        outcome, worker = self._asked(work, worker)
+        self._note(outcome, time.monotonic() - began)
+        self._settle(work, outcome)
+        if isinstance(outcome, CompiledGrammar) and self._disk is not None:
+            self._disk.put(work.key, msgspec.msgpack.encode(outcome))
+        return self._ready(worker)
 
     def _asked(
         self, work: _Work, worker: CompileWorker | None
@@ -340,22 +353,39 @@ class CompilePool:
             return worker
         if worker is not None:
             self._drop(worker)
+        for _ in range(_NUM_STARTS):
+            fresh = self._started()
+            if fresh is not None:
+                self._renew_spare()
+                return fresh
+        return None
+
+    def _started(self) -> CompileWorker | None:
+        """The spare or a new worker, ready; None if it does not start, or the pool is closed."""
         with self._lock:
             fresh, self._spare = self._spare, None
-            if self._closed:
-                return None
         try:
-            if fresh is None or not fresh.alive:
-                fresh = CompileWorker(self._limits)
-            with self._lock:
-                self._workers.add(fresh)
-            fresh.learn(self._vocabulary)
+            fresh = fresh or CompileWorker(self._limits)
+        except (WorkerLost, OSError) as error:
+            log.warning("a grammar worker did not start: %r", error)
+            return None
+        return self._taught(fresh)
+
+    def _taught(self, fresh: CompileWorker) -> CompileWorker | None:
+        """A worker that knows the vocabulary and that `close` knows of; None if it has died."""
+        with self._lock:
+            self._workers.add(fresh)
+            closed = self._closed
+        try:
+            if not closed:
+                fresh.learn(self._vocabulary)
+                if fresh.alive:
+                    return fresh
         except (WorkerLost, OSError) as error:
             if not self._closed:
                 log.warning("a grammar worker did not start: %r", error)
-            return None
-        self._renew_spare()
-        return fresh
+        self._drop(fresh)
+        return None
 
     def _drop(self, worker: CompileWorker) -> None:
         with self._lock:
@@ -376,22 +406,14 @@ class CompilePool:
 
     def _make_spare(self) -> None:
         try:
-            spare = CompileWorker(self._limits)
-        except OSError:
+            spare = self._taught(CompileWorker(self._limits))
+        except (WorkerLost, OSError):
             return
         with self._lock:
-            self._workers.add(spare)
-        try:
-            spare.learn(self._vocabulary)
-        except WorkerLost:
-            self._drop(spare)
-            return
-        with self._lock:
-            self._workers.discard(spare)
-            if not self._closed:
-                self._spare = spare
+            if spare is None or self._closed:  # `close` has killed it
                 return
-        spare.kill()
+            self._workers.discard(spare)
+            self._spare = spare
 
     def _note(self, outcome: Outcome, seconds: float) -> None:
         compiled = isinstance(outcome, CompiledGrammar)

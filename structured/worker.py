@@ -79,7 +79,9 @@ class CompileWorker:
             )
         self._link = ours
         self._known: set[str] = set()
-        self._tell(frames.Start(memory_bytes=limits.memory_bytes, wall_limit_s=limits.wall_limit_s))
+        self._start = frames.Start(
+            memory_bytes=limits.memory_bytes, wall_limit_s=limits.wall_limit_s
+        )
 
     @property
     def pid(self) -> int:
@@ -100,6 +102,8 @@ class CompileWorker:
         """Get it ready for jobs of a vocabulary. Raises `WorkerLost`."""
         if vocabulary.digest in self._known:
             return
+        if not self._known:
+            self._tell(self._start)
         message = frames.Learn(digest=vocabulary.digest, vocabulary=vocabulary.to_bytes())
         self._tell(message)
         self._hear(self._limits.start_limit_s, starting=True)
