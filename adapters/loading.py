@@ -36,7 +36,7 @@ from plait.adapters.plan import Layout, LowRankPlan, Plan
 from plait.adapters.planning import make_plan
 from plait.adapters.report import change_norm, changes_nothing, is_change, make_report
 from plait.adapters.sites import ModelSites, SiteKind
-from plait.adapters.tables import BaseRows, make_tables
+from plait.adapters.tables import BaseWeight, make_tables
 from plait.adapters.tensors import not_finite, read_tensors
 from plait.platform.errors import AdapterStorageFailed, InvalidAdapter
 
@@ -50,11 +50,11 @@ def load_adapter(
     *,
     max_rank: int,
     allow_zero_delta: bool = False,
-    base_rows: BaseRows | None = None,
+    base_weight: BaseWeight | None = None,
 ) -> Adapter:
     """Read the adapter of `generation` from its directory, whole or not at all.
 
-    PEFT saves an embedding's or head's base weight beside its LoRA. Given `base_rows`, what is
+    PEFT saves an embedding's or head's base weight beside its LoRA. Given `base_weight`, what is
     as in the base is dropped, and a few changed rows are kept as rows; else it is kept whole.
 
     Raises kinds of `AdapterError`, with a `report` as far as it came.
@@ -63,7 +63,7 @@ def load_adapter(
     # The store names a directory by what is in it.
     if directory.name == generation != files.generation and len(generation) == 64:
         raise AdapterStorageFailed("the stored adapter is not what was stored; load it again")
-    adapter = _make(generation, files, max_rank, base_rows)
+    adapter = _make(generation, files, max_rank, base_weight)
     if not allow_zero_delta and changes_nothing(adapter):
         raise InvalidAdapter(
             "the adapter changes nothing: every change in it is zero, as before training; "
@@ -131,9 +131,9 @@ def _check_finite(tensors: Mapping[str, Tensor]) -> None:
         )
 
 
-def _make(generation: str, files: _Files, max_rank: int, base_rows: BaseRows | None) -> Adapter:
+def _make(generation: str, files: _Files, max_rank: int, base_weight: BaseWeight | None) -> Adapter:
     plan = files.plan
-    tables = make_tables(plan, files.tensors, base_rows)
+    tables = make_tables(plan, files.tensors, base_weight)
     adapter = Adapter(
         info=AdapterInfo(generation=generation, report=LoadReport()),
         low_rank=tuple(_low_rank(plan, files.tensors, max_rank)),

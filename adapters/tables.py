@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from plait.adapters.adapter import Rows, Whole
-from plait.adapters.plan import Plan, RowsPlan, table_size
+from plait.adapters.plan import Plan, RowsPlan
 from plait.adapters.sites import Site
 
-# The base's rows `[n, H]` of an embedding or head, for ids that it has.
-BaseRows = Callable[[Site, Tensor], Tensor]
+# The weight `[V, H]` of an embedding or head; None where it cannot be had.
+BaseWeight = Callable[[Site], Tensor | None]
 
 _ROWS_AT_ONCE = 4096
 
@@ -27,10 +27,12 @@ class Tables:
     norms: Mapping[str, float]  # by site
 
 
-def make_tables(plan: Plan, tensors: Mapping[str, Tensor], base_rows: BaseRows | None) -> Tables:
+def make_tables(
+    plan: Plan, tensors: Mapping[str, Tensor], base_weight: BaseWeight | None
+) -> Tables:
     """Rows and wholes by the plan, at most one of both for each site.
 
-    With `base_rows`, what is as in the base is dropped, and a whole of which at most half differs
+    With `base_weight`, what is as in the base is dropped, and a whole of which at most half differs
     becomes rows.
     """
     wholes = {
@@ -45,11 +47,18 @@ def make_tables(plan: Plan, tensors: Mapping[str, Tensor], base_rows: BaseRows |
     for name in wholes.keys() & rows.keys():
         wholes[name] = _with_rows(wholes[name], rows.pop(name))
     parts: list[Rows | Whole] = [*rows.values(), *wholes.values()]
-    found = [kept for part in parts if (kept := _reduce(part, base_rows)) is not None]
+    found: list[Rows | Whole] = []
+    norms: dict[str, float] = {}
+    for part in parts:
+        base = None if base_weight is None else base_weight(part.site)
+        kept = part if base is None else _reduce(part, base)
+        if kept is not None:
+            found.append(kept)
+            norms[kept.site.name] = _norm(kept, base)
     return Tables(
         rows=tuple(p for p in found if isinstance(p, Rows)),
         wholes=tuple(p for p in found if isinstance(p, Whole)),
-        norms={part.site.name: _norm(part, base_rows) for part in found},
+        norms=norms,
     )
 
 
@@ -67,14 +76,15 @@ def _with_rows(whole: Whole, rows: Rows) -> Whole:
     return replace(whole, weight=weight)
 
 
-def _reduce(part: Rows | Whole, base_rows: BaseRows | None) -> Rows | Whole | None:
+def _reduce(part: Rows | Whole, base: Tensor) -> Rows | Whole | None:
     """The same change, as little of it as there is; compared as the base would store it."""
-    if base_rows is None or (isinstance(part, Whole) and part.bias is not None):
+    if isinstance(part, Whole) and part.bias is not None:
         return part
     ids, rows = _ids_and_rows(part)
     differs = torch.ones(len(ids), dtype=torch.bool)
-    for where, base in _pieces(part.site, ids, base_rows):
-        differs[where] = (rows[where].to(base.dtype) != base).any(1)
+    for where in _pieces(ids, base):
+        known = base[ids[where]]
+        differs[where] = (rows[where].to(base.dtype) != known).any(1)
     if not bool(differs.any()):
         return None
     is_sparse = int(differs.sum()) <= len(ids) // 2
@@ -83,13 +93,13 @@ def _reduce(part: Rows | Whole, base_rows: BaseRows | None) -> Rows | Whole | No
     return Rows(site=part.site, token_ids=ids[differs], rows=rows[differs])
 
 
-def _norm(part: Rows | Whole, base_rows: BaseRows | None) -> float:
+def _norm(part: Rows | Whole, base: Tensor | None) -> float:
     """Size of the change; of what stands there, as far as the base is not known."""
     ids, rows = _ids_and_rows(part)
     squares = rows.float().square().sum(1)
-    if base_rows is not None:
-        for where, base in _pieces(part.site, ids, base_rows):
-            squares[where] = (rows[where].float() - base.float()).square().sum(1)
+    if base is not None:
+        for where in _pieces(ids, base):
+            squares[where] = (rows[where].float() - base[ids[where]].float()).square().sum(1)
     return float(squares.sum().sqrt())
 
 
@@ -99,10 +109,8 @@ def _ids_and_rows(part: Rows | Whole) -> tuple[Tensor, Tensor]:
     return torch.arange(part.weight.shape[0]), part.weight
 
 
-def _pieces(site: Site, ids: Tensor, base_rows: BaseRows) -> Iterator[tuple[Tensor, Tensor]]:
-    """The base's rows of those ids that it has, with their positions, some at a time."""
-    num_rows, _ = table_size(site)
-    known = (ids < num_rows).nonzero().flatten()
+def _pieces(ids: Tensor, base: Tensor) -> Iterator[Tensor]:
+    """Positions of those ids that the base has, some at a time."""
+    known = (ids < base.shape[0]).nonzero().flatten()
     for at in range(0, len(known), _ROWS_AT_ONCE):
-        where = known[at : at + _ROWS_AT_ONCE]
-        yield where, base_rows(site, ids[where])
+        yield known[at : at + _ROWS_AT_ONCE]

@@ -308,8 +308,8 @@ def test_replaced_rows_are_those_that_peft_computes_with(
         SiteKind.EMBEDDING: base.get_input_embeddings().weight.detach(),
         SiteKind.HEAD: base.get_output_embeddings().weight.detach(),
     }
-    lookup = (lambda site, ids: weights[site.kind][ids]) if known_base else None
-    adapter = read(directory, base, base_rows=lookup)
+    lookup = (lambda site: weights[site.kind]) if known_base else None
+    adapter = read(directory, base, base_weight=lookup)
     tables = tables_of(adapter, base, num_new)
     peft = load_peft(path, directory, num_new_tokens=num_new)
     ids = torch.arange(VOCAB_SIZE + num_new)
@@ -334,7 +334,7 @@ def test_base_weights_saved_beside_lora_are_dropped_where_the_base_is_known(chec
         SiteKind.EMBEDDING: base.get_input_embeddings().weight.detach().bfloat16(),
         SiteKind.HEAD: base.get_output_embeddings().weight.detach(),
     }
-    adapter = read(directory, base, base_rows=lambda site, ids: weights[site.kind][ids])
+    adapter = read(directory, base, base_weight=lambda site: weights[site.kind])
     assert not adapter.wholes
     assert not adapter.rows
     assert len(adapter.low_rank) == 2
