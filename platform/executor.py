@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from plait.adapters.adapter import Adapter
-    from plait.adapters.sites import ModelSites
+    from plait.adapters.sites import ModelSites, Site
     from plait.platform.batch import StepBatch
     from plait.platform.config import CacheConfig, KVGroup, ModelInfo
 
@@ -40,6 +40,12 @@ class Executor(Protocol):
 
         Belongs to the last `forward`: rows have the adapters that they had there. V is the widest
         vocabulary among the rows; a row whose own is smaller has -inf beyond it.
+        """
+
+    def base_weight(self, site: Site) -> torch.Tensor | None:
+        """The base's weight `[V, H]` of an embedding or head, a copy; None for other sites.
+
+        May run beside a step, on another thread.
         """
 
     def adapter_bytes(self, adapter: Adapter) -> int:

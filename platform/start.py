@@ -117,7 +117,12 @@ def _adapter_pool(options: Options, executor: Executor, fit: budget.Fit) -> Adap
 
     return AdapterPool(
         executor,
-        partial(load_adapter, sites=executor.sites, max_rank=options.max_adapter_rank),
+        partial(
+            load_adapter,
+            sites=executor.sites,
+            max_rank=options.max_adapter_rank,
+            base_weight=executor.base_weight,
+        ),
         device_bytes=fit.adapter_bytes,
         host_bytes=fit.adapter_host_bytes,
     )

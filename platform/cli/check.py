@@ -98,6 +98,7 @@ def _print(report: SupportReport, fit: Fit | None, why_not: str | None) -> None:
         ("executor", f"{report.executor}, {report.dtype}"),
         ("context", f"{fit.scheduler.max_model_len:,} tokens"),
         ("KV cache", f"{fit.cache.num_tokens:,} tokens fit"),
+        ("adapters", f"can change {report.num_adapter_sites} places"),
         *(("memory", line) for line in fit.arithmetic),
         *(("note", note) for note in report.notes),
     ]

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from plait.adapters.adapter import Adapter
-from plait.adapters.sites import SiteKind
+from plait.adapters.sites import Site, SiteKind
 from plait.platform.batch import AdapterSegment, StepBatch
 from plait.platform.errors import InternalError
 from plait.platform.model.adapter_step import EmbeddingStep, ExpertsStep, HeadStep, LayerStep
 from plait.platform.model.placement import PlacedAdapter, Placer
 from plait.platform.model.sites import Places
+from plait.platform.model.tables import base_rows, num_rows
 from plait.platform.ops.lora import LoraSegments
 
 _Segment = tuple[int, int, PlacedAdapter, float]
@@ -29,6 +30,7 @@ class ModelAdapters:
     """
 
     def __init__(self, places: Places, dtype: torch.dtype, vocab_size: int) -> None:
+        self._places = places
         self._placer = Placer(places, dtype, vocab_size)
         self._placed: dict[str, PlacedAdapter] = {}
         self._vocab_size = vocab_size
@@ -52,6 +54,14 @@ class ModelAdapters:
         for module, (up, down) in experts.items():
             step = ExpertsStep(self._layers, up, down, num_experts=down - up)
             module.__dict__["adapters"] = step
+
+    @torch.inference_mode()
+    def base_weight(self, site: Site) -> Tensor | None:
+        """The base's weight `[V, H]` of an embedding or head, a copy; None for other sites."""
+        if site.kind not in (SiteKind.EMBEDDING, SiteKind.HEAD):
+            return None
+        place = self._places.by_name[site.name]
+        return base_rows(place, torch.arange(num_rows(place)))
 
     def num_bytes(self, adapter: Adapter) -> int:
         """Bytes that `place` will take; exact."""

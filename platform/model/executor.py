@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from plait.adapters.adapter import Adapter
+from plait.adapters.sites import Site
 from plait.platform.batch import StepBatch
 from plait.platform.config import CacheConfig, KVGroup, ModelInfo
 from plait.platform.kv.pages import create_pages
@@ -70,6 +71,10 @@ class TorchExecutor:
     def logits(self, hidden: Tensor, rows: np.ndarray) -> Tensor:
         """Logits `[R, V]` in fp32 for `rows`, as the family's own head computes them."""
         return self._adapters.logits(self._head, hidden, rows)
+
+    def base_weight(self, site: Site) -> Tensor | None:
+        """The base's weight `[V, H]` of an embedding or head, a copy; None for other sites."""
+        return self._adapters.base_weight(site)
 
     def adapter_bytes(self, adapter: Adapter) -> int:
         """Bytes that `place_adapter` will take; exact."""

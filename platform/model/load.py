@@ -46,6 +46,7 @@ class SupportReport:
     kv_bytes_per_token: int = 0  # where every layer keeps the token
     kv_groups: tuple[KVGroup, ...] = ()
     context_length: int = 0
+    num_adapter_sites: int = 0  # places that an adapter can change
     notes: tuple[str, ...] = ()
 
 
@@ -100,6 +101,7 @@ def check_model(options: Options) -> SupportReport:
         kv_bytes_per_token=sum(g.bytes_per_block(1, _DTYPES[dtype].itemsize) for g in groups),
         kv_groups=groups,
         context_length=info.context_length,
+        num_adapter_sites=len(skeleton.places.by_name),
         notes=info.notes,
     )
 

@@ -45,7 +45,9 @@ class AdapterDriver(StepDriver):
 
 def place(executor: TorchExecutor, directory: Path, generation: str) -> Adapter:
     """The adapter of a directory, read and placed on the executor."""
-    adapter = load_adapter(generation, directory, executor.sites, max_rank=256)
+    adapter = load_adapter(
+        generation, directory, executor.sites, max_rank=256, base_weight=executor.base_weight
+    )
     executor.place_adapter(adapter)
     return adapter
 
