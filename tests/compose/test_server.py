@@ -5,21 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
+from support.server_process import MODEL, gauge, serving, until_idle
 
 pytestmark = pytest.mark.anyio
-MODEL = "tiny"
-START_TIMEOUT_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -27,53 +21,10 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@contextmanager
-def serving(path: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A server for the checkpoint; yields its URL and process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        *(str(Path(sys.executable).with_name("plait")), "serve", str(path)),
-        *("--port", str(port), "--served-model-name", MODEL, "--kv-cache-memory", "64MiB"),
-        *("--threads", "1", *flags),
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not _answers(url):
-            assert process.poll() is None, "the server ended while starting"
-            assert time.monotonic() < deadline, "the server does not come up"
-            time.sleep(0.1)
-        yield url, process
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
 @pytest.fixture(scope="module")
 def url(checkpoint: Callable[[str], Path]) -> Iterator[str]:
     with serving(checkpoint("llama"), "--max-num-queued-reqs", "400") as (address, _):
         yield address
-
-
-def gauge(url: str, name: str) -> float:
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
-
-
-async def until_idle(url: str) -> None:
-    async with asyncio.timeout(30):
-        while gauge(url, "vllm:num_requests_running") or gauge(url, "vllm:kv_cache_usage_perc"):
-            await asyncio.sleep(0.05)
 
 
 async def test_two_hundred_concurrent_streams_complete(url: str) -> None:
