@@ -338,11 +338,12 @@ def test_many_threads_may_store_and_remove(store, adapter):
     assert not faults
 
 
-def test_a_store_begins_empty(tmp_path):
+def test_a_store_begins_without_adapters_and_leaves_alone_what_is_not_its_own(tmp_path):
     root = tmp_path / "store"
     AdapterStore(root).add_tensors({"r": 2}, GOOD)
+    (root / "notes").write_text("someone else's")
     AdapterStore(root)
-    assert list(root.iterdir()) == []
+    assert [path.name for path in root.iterdir()] == ["notes"]
 
 
 @pytest.mark.parametrize(
