@@ -136,10 +136,12 @@ class ModelAdapters:
             return _run_head(head, hidden[torch.from_numpy(rows)])
         order = np.argsort(rows, kind="stable")
         in_order = rows[order]
+        borders = np.searchsorted(in_order, [segment[:2] for segment in self._segments])
         picked = [
-            (int(start), int(end), placed, scale)
-            for (first, last, placed, scale) in self._segments
-            for start, end in [np.searchsorted(in_order, (first, last))]
+            (start, end, placed, scale)
+            for (start, end), (_, _, placed, scale) in zip(
+                borders.tolist(), self._segments, strict=True
+            )
             if start < end
         ]
         self._begin_head(picked, len(rows))

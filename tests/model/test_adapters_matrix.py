@@ -1,10 +1,15 @@
 """PEFT is the oracle: adapters of every kind, alone and all in one batch with base rows."""
 
+import copy
+
 import pytest
 import torch
 from support.adapter_driver import AdapterTrack, random_prompt, run
 from support.adapter_matrix import CASES, MATRIX, World, alone
+from support.peft_adapters import quiet
+from support.tiny_models import VOCAB_SIZE
 
+from plait.adapters.sites import SiteKind
 from plait.platform.core import AdapterUse
 from plait.platform.ops._native import has_kernels
 
@@ -86,16 +91,65 @@ def test_bfloat16_rows_have_the_same_bits_alone_and_in_a_mix(family, tmp_path):
         assert off.abs().mean() < 0.06, case.name
 
 
+COMPOSITIONS = {
+    "two": {"linear": 0.7, "q_only": -1.5},
+    "three_with_head": {"saved_head": 1.0, "head": 0.5, "lora_bias": 2.0},
+    "added_tokens_beside_an_embedding": {"new_tokens": 1.0, "embedding": -0.8},
+    "tables": {"embedding_and_head": 1.4, "trained_tokens": 1.0, "patterns": 0.25},
+}
+
+
 @torch.no_grad()
-def test_several_adapters_with_scales_are_the_sum_of_their_changes(worlds):
+def merged(base, adapters):
+    """A model whose weights have all changes added to them; replaced rows are put in first."""
+    model = copy.deepcopy(base)
+    width = max(adapter.info.vocab_size or VOCAB_SIZE for adapter, _ in adapters)
+    with quiet():
+        model.resize_token_embeddings(width, mean_resizing=False)
+    for adapter, _ in adapters:
+        for rows in adapter.rows:
+            model.get_submodule(rows.site.name).weight[rows.token_ids] = rows.rows
+        for whole in adapter.wholes:
+            model.get_submodule(whole.site.name).weight[: len(whole.weight)] = whole.weight
+    for adapter, scale in adapters:
+        for change in adapter.low_rank:
+            module = model.get_submodule(change.site.name)
+            update = scale * change.scale * change.b @ change.a
+            if change.site.kind is SiteKind.EMBEDDING:
+                update = update.T
+            module.weight[: len(update)] += update
+            if change.b_bias is not None:
+                module.bias = torch.nn.Parameter(scale * change.scale * change.b_bias)
+    return model
+
+
+@bitwise
+@torch.no_grad()
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_several_adapters_with_scales_are_the_sum_of_their_changes(name, worlds):
+    world = worlds["llama"]
+    scales = COMPOSITIONS[name]
+    cases = [world.case(adapter) for adapter in scales]
+    prompt = cases[0].prompt
+    model = merged(world.base, [(case.adapter, scales[case.name]) for case in cases])
+    wanted = model(input_ids=torch.tensor([prompt])).logits[0]
+    uses = tuple(AdapterUse(generation=g, scale=scale) for g, scale in scales.items())
+    got = alone(world, AdapterTrack(list(prompt), 1, uses=uses))
+    has_token = got[0].isfinite()
+    torch.testing.assert_close(got[:, has_token], wanted[:, has_token], rtol=0, atol=1e-4)
+    neighbours = [AdapterTrack(random_prompt(9, 1), 1), *(case.track() for case in cases)]
+    mixed = run(world.executor, [neighbours[0], AdapterTrack(list(prompt), 1, uses=uses),
+                                 *neighbours[1:]], chunk=6)  # fmt: skip
+    assert torch.equal(mixed[1][:, : got.shape[1]], got)
+
+
+@torch.no_grad()
+def test_the_sum_is_that_of_pefts_weighted_adapters(worlds):
     from peft import PeftModel
-    from support.peft_adapters import quiet
 
     world = worlds["llama"]
     first, second = world.case("linear"), world.case("q_only")
     with quiet():
-        import copy
-
         model = PeftModel.from_pretrained(copy.deepcopy(world.base), world.folder / "linear", "a")
         model.load_adapter(world.folder / "q_only", "b")
         model.add_weighted_adapter(["a", "b"], [0.7, 1.5], "sum", combination_type="cat")
@@ -107,15 +161,3 @@ def test_several_adapters_with_scales_are_the_sum_of_their_changes(worlds):
     )
     got = alone(world, AdapterTrack(list(first.prompt), 1, uses=uses))
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
-    mixed = run(
-        world.executor,
-        [
-            AdapterTrack(random_prompt(9, 1), 1),
-            second.track(),
-            AdapterTrack(list(first.prompt), 1, uses=uses),
-            first.track(),
-        ],
-        chunk=6,
-    )
-    if has_kernels():
-        assert torch.equal(mixed[2], got)
