@@ -347,7 +347,8 @@ class ProcessClient:
 
     async def _send(self, message: ToEngine) -> None:
         """Raises `EngineDied` where no engine listens: without NOBLOCK a send waits for one."""
-        assert self._engine is not None
+        if self._engine is None:
+            raise EngineDied("the server is shutting down")
         try:
             await self._engine.socket.send(self._encoder.encode(message), zmq.NOBLOCK)
         except zmq.Again:
