@@ -61,6 +61,7 @@ class Compiler:
         from plait.structured.router import route
 
         try:
+            json.dumps(spec.content, ensure_ascii=False).encode()  # half a pair cannot be written
             return self.compile_route(route(spec))
         except BadRequest as error:
             error.param = error.param or spec.param

@@ -1,0 +1,106 @@
+"""Constraints on their way through the router and the compiler, in this process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from support.grammars import accepts, compact, vocabulary
+
+from plait.platform.errors import BadRequest, GrammarTooComplex, InvalidGrammar
+from plait.structured import compiler as compiling
+from plait.structured.compiler import Compiler, compile_route
+from plait.structured.matcher import MatcherStore
+from plait.structured.spec import GrammarKind, GrammarSpec
+
+
+@dataclass(frozen=True)
+class HandRoute:
+    backend: str
+    kind: GrammarKind
+    content: Any
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    return Compiler(vocabulary())
+
+
+def opened(compiler, kind, content, **fields):
+    spec = GrammarSpec(kind=kind, content=content, **fields)
+    return MatcherStore().open(compiler.compile(spec), vocabulary())
+
+
+def test_each_kind_goes_from_constraint_to_text(compiler):
+    assert accepts(opened(compiler, GrammarKind.JSON_OBJECT, None), '{"a":[1,null]}')
+    assert accepts(opened(compiler, GrammarKind.REGEX, "[a-c]+x?"), "abcx")
+    assert accepts(opened(compiler, GrammarKind.CHOICE, ["yes", "no"]), "no")
+    assert accepts(opened(compiler, GrammarKind.GRAMMAR, 'root ::= "a" | "b"'), "b")
+    assert accepts(opened(compiler, GrammarKind.GRAMMAR, 'start: "a" | "b"'), "b")
+
+
+@pytest.mark.parametrize("choice", ['"', "\\", "a\nb\tc", "\x01\x7f", "日本👋🏽", "$^.*[x]", "'"])
+def test_choices_are_taken_literally(compiler, choice):
+    matcher = opened(compiler, GrammarKind.CHOICE, [choice, "other"])
+    assert accepts(matcher, choice)
+    assert matcher.finished
+
+
+def test_the_key_is_of_content_backend_options_and_vocabulary():
+    base = HandRoute("llguidance", GrammarKind.JSON_SCHEMA, {"type": "null"})
+    others = [
+        replace(base, backend="xgrammar"),
+        replace(base, content={"type": "boolean"}),
+        replace(base, options={"item_separator": ", "}),
+    ]
+    made = [compile_route(route, vocabulary()) for route in (base, *others)]
+    wider = vocabulary().extended({vocabulary().width: b"x"})
+    keys = [each.key for each in [*made, compile_route(base, wider)]]
+    assert len(set(keys)) == len(keys)
+    assert compile_route(base, vocabulary()) == made[0]
+
+
+def test_a_result_too_large_for_the_engine_is_refused(compiler, monkeypatch):
+    monkeypatch.setattr(compiling, "MAX_PAYLOAD_BYTES", 1000)
+    route = HandRoute("xgrammar", GrammarKind.JSON_SCHEMA, {"enum": ["abc" * 400, "b"]})
+    with pytest.raises(GrammarTooComplex, match=r"1,000 are the limit"):
+        compiler.compile_route(route)
+
+
+def test_errors_name_the_field(compiler):
+    for kind, content in [
+        (GrammarKind.GRAMMAR, "root ::= ["),
+        (GrammarKind.CHOICE, ["\ud800"]),
+        (GrammarKind.REGEX, "("),
+        (GrammarKind.JSON_SCHEMA, {"type": "nonsense"}),
+    ]:
+        with pytest.raises(BadRequest) as caught:
+            opened(compiler, kind, content, param="structured_outputs")
+        assert caught.value.param == "structured_outputs"
+
+
+def test_leniency_finds_no_way_in(compiler):
+    sly = 'start: %json {"x-guidance": {"lenient": true}, "not": {}}'
+    with pytest.raises(InvalidGrammar, match="x-guidance"):
+        compiler.compile_route(HandRoute("llguidance", GrammarKind.GRAMMAR, sly))
+
+
+def test_the_common_fragments_are_a_schema_that_is_served(compiler):
+    compiler.warm()
+    matcher = opened(compiler, GrammarKind.JSON_SCHEMA, compiling.COMMON)
+    assert accepts(matcher, compact({"text": "é", "count": 1}))
+
+
+def test_a_process_that_only_compiles_loads_no_torch():
+    script = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from support.grammars import vocabulary\n"
+        "from plait.structured.compiler import Compiler\n"
+        "Compiler(vocabulary()).warm()\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'loaded'\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
