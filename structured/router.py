@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from plait.platform.errors import (
     GrammarTooComplex,
@@ -21,7 +21,6 @@ from plait.platform.errors import (
     InvalidSchema,
     UnsupportedSchemaKeyword,
 )
-
 from plait.structured.schema import prove, regex, whitespace
 from plait.structured.schema.normalise import Normalised, normalise
 from plait.structured.schema.refusal import Refusal
@@ -88,7 +87,7 @@ def of_written(found: Normalised, spec: GrammarSpec) -> Route:
     options = whitespace.for_llguidance(spaces)
     error = llguidance_error(_llguidance_grammar(found.schema, options))
     if error:
-        raise _llguidance_refusal(error, spec)
+        raise _llguidance_refusal(error, found, spec)
     return _routed("llguidance", found, options, spaces.notes)
 
 
@@ -137,8 +136,8 @@ def _byte_tokenizer() -> Any:
     class _Bytes:
         eos_token_id = 256
         bos_token_id = None
-        tokens = [*(bytes([i]) for i in range(256)), b"<end>"]
-        special_token_ids = [256]
+        tokens = (*(bytes([i]) for i in range(256)), b"<end>")
+        special_token_ids = (256,)
 
         def __call__(self, text: str | bytes) -> list[int]:
             return list(text.encode() if isinstance(text, str) else text)
@@ -149,7 +148,8 @@ def _byte_tokenizer() -> Any:
 def _llguidance_grammar(schema: Any, options: dict[str, Any]) -> str:
     import llguidance
 
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+    written = json.dumps(schema)
+    return llguidance.LLMatcher.grammar_from_json_schema(written, overrides=cast("Any", options))
 
 
 def llguidance_error(grammar: str) -> str:
@@ -160,18 +160,33 @@ def llguidance_error(grammar: str) -> str:
     return matcher.get_error() if matcher.is_error() else ""
 
 
-def _llguidance_refusal(error: str, spec: GrammarSpec) -> Exception:
-    text = error.split("\n", 1)[0][:300]
+# What llguidance's messages speak of, and the keywords that may have asked for it.
+_SUSPECTS = (
+    ("patternPropert", ("patternProperties", "propertyNames")),
+    ("multipleOf", ("multipleOf",)),
+    ("minimum", ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")),
+    ("regex", ("pattern", "format", "patternProperties", "not", "const", "enum")),
+    ("", ("pattern", "oneOf", "anyOf", "not")),
+)
+
+
+def _llguidance_refusal(error: str, found: Normalised, spec: GrammarSpec) -> Exception:
+    text = error.split("\n", 1)[0][:160]
     lowered = text.lower()
-    if any(word in lowered for word in ("too", "limit", "fuel", "complex", "large")):
-        return GrammarTooComplex(
-            f"the grammar is too large: {text}. Shorten patterns and repetitions", param=spec.param
-        )
     if "unsatisfiable" in lowered:
         return InvalidSchema(f"no document fulfils the schema: {text}", param=spec.param)
-    return UnsupportedSchemaKeyword(
-        f"llguidance cannot enforce the schema: {text}", param=spec.param
+    suspects = [names for word, names in _SUSPECTS if word.lower() in lowered]
+    pointer, keyword = next(
+        (each for names in suspects for each in found.keywords if each[1] in names), ("", "schema")
     )
+    if any(word in lowered for word in ("too ", "limit", "fuel", "complex")):
+        return GrammarTooComplex(
+            f"{keyword!r} at {pointer or '/'}: the grammar is too large ({text}); "
+            "shorten patterns and repetitions",
+            param=spec.param,
+        )
+    refusal = Refusal(pointer, keyword, f"llguidance says {text!r}", "write it more simply")
+    return refused(refusal, spec.param)
 
 
 # --- regular expressions, choices, grammars ---
@@ -198,9 +213,9 @@ def _regex(spec: GrammarSpec) -> Route:
         return Route(backend="xgrammar", kind=GrammarKind.REGEX, content=pattern)
     import llguidance
 
-    error = llguidance_error(llguidance.LLMatcher.grammar_from_regex(pattern))
-    if error:
-        raise GrammarTooComplex(f"the regular expression: {error[:300]}", param=spec.param)
+    reason = llguidance_error(llguidance.LLMatcher.grammar_from_regex(pattern))
+    if reason:
+        raise GrammarTooComplex(f"the regular expression: {reason[:300]}", param=spec.param)
     return Route(backend="llguidance", kind=GrammarKind.REGEX, content=pattern)
 
 

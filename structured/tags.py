@@ -8,7 +8,7 @@ from typing import Any
 from plait.platform.errors import InvalidGrammar, UnsupportedSchemaKeyword
 from plait.structured.router import Route, refused, xgrammar_version
 from plait.structured.schema import prove
-from plait.structured.schema.limits import check_bounds, Limits
+from plait.structured.schema.limits import Limits, check_bounds
 from plait.structured.schema.normalise import normalise
 from plait.structured.schema.whitespace import MAX_RUN
 from plait.structured.spec import GrammarKind, GrammarSpec
@@ -86,4 +86,6 @@ def _check(content: dict[str, Any], spec: GrammarSpec) -> None:
         xgrammar.Grammar.from_structural_tag(json.dumps(content))
     except (RuntimeError, ValueError) as error:
         reason = str(error).split("\n", 1)[0][:300]
-        raise InvalidGrammar(f"the structural tag cannot be read: {reason}", param=spec.param) from None
+        raise InvalidGrammar(
+            f"the structural tag cannot be read: {reason}", param=spec.param
+        ) from None

@@ -1,4 +1,4 @@
-"""`plait schema check FILE`: which backend enforces each keyword of a JSON schema, or why none does."""
+"""`plait schema check FILE`: which backend enforces each keyword of a schema, or why none."""
 
 from __future__ import annotations
 

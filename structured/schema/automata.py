@@ -59,7 +59,9 @@ def _language(nodes: State, *, negate: bool) -> Node | None:
     return _eliminate(len(states), arrows, accepting)
 
 
-def _eliminate(size: int, arrows: dict[tuple[int, int], Ranges], accepting: list[int]) -> Node | None:
+def _eliminate(
+    size: int, arrows: dict[tuple[int, int], Ranges], accepting: list[int]
+) -> Node | None:
     """Kleene's construction: states are taken away, and arrows carry what passed through them."""
     start, end = size, size + 1
     labels: dict[tuple[int, int], Node] = {edge: Chars(r) for edge, r in arrows.items()}

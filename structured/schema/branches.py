@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 
 from plait.structured.schema.atoms import Alternatives, Atom, Branch
+
+Prune = Callable[[Alternatives], Alternatives]
+_MANY = 16
 
 ALWAYS: Alternatives = [()]
 NEITHER: Alternatives = []
@@ -15,15 +19,16 @@ class TooManyBranches(Exception):
     """A schema unfolds into more alternatives than it may."""
 
 
-def conjunction(groups: list[Alternatives], limit: int) -> Alternatives:
-    """Branches that fulfil one branch of each group."""
+def conjunction(groups: list[Alternatives], limit: int, prune: Prune | None = None) -> Alternatives:
+    """Branches that fulfil one branch of each group; of many, `prune` takes out the dead."""
     found: Alternatives = [()]
-    for group in sorted(groups, key=len) if len(groups) > 8 else groups:
+    for group in groups:
         if group == ALWAYS:
             continue
         if len(found) * len(group) > limit * 8:
             raise TooManyBranches
-        found = union([[joined(one, other) for one in found for other in group]], limit)
+        pairs = [joined(one, other) for one in found for other in group]
+        found = union([prune(pairs) if prune and len(pairs) > _MANY else pairs], limit)
         if not found:
             break
     return found

@@ -104,9 +104,7 @@ def without(strings: Iterable[str]) -> Node:
     listed: Ranges = tuple((point, point) for point in sorted(by_first))
     options: list[Node] = [] if "" in texts else [EMPTY]
     options.append(seq([Chars(complement(_merged(listed))), repeat(_ANY_CHAR, 0, None)]))
-    options += [
-        seq([Chars(((point, point),)), without(rest)]) for point, rest in by_first.items()
-    ]
+    options += [seq([Chars(((point, point),)), without(rest)]) for point, rest in by_first.items()]
     return alt(options)
 
 

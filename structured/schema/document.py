@@ -11,11 +11,28 @@ from plait.structured.schema.refusal import Refusal, Undecidable
 
 # Where schemas lie inside a schema.
 SINGLE = (
-    "additionalItems additionalProperties contains contentSchema else if items not propertyNames "
-    "then unevaluatedItems unevaluatedProperties"
-).split()
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "contentSchema",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-MAPS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas", "dependencies")
+MAPS = (
+    "$defs",
+    "definitions",
+    "properties",
+    "patternProperties",
+    "dependentSchemas",
+    "dependencies",
+)
 LEGACY = ("draft-03", "draft-04", "draft-05", "draft-06", "draft-07")
 OLD_IDS = ("draft-03", "draft-04", "draft-05")
 
@@ -113,14 +130,14 @@ class Document:
             if (address, fragment) not in self._anchors:
                 raise InvalidSchema(f"{keyword!r} at {at}: there is no {ref!r}", param=self.param)
             return self._anchors[(address, fragment)]
-        return self._within(resource, fragment, at, f"{keyword!r} at {at}: there is no {ref!r}")
+        return self._within(resource, fragment, f"{keyword!r} at {at}: there is no {ref!r}")
 
     def _is_dynamic(self, at: str, ref: str, name: str) -> bool:
         address, _ = urldefrag(urljoin(self._base(at), ref))
         target = self._anchors.get((address, name), self._resources.get(address, ""))
         return not name or target in self._dynamic[name]
 
-    def _within(self, resource: str, fragment: str, at: str, missing: str) -> str:
+    def _within(self, resource: str, fragment: str, missing: str) -> str:
         pointer = resource + "".join(
             f"/{escape(unescape(step))}" for step in fragment.split("/")[1:]
         )

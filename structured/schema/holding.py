@@ -1,4 +1,6 @@
-"""Whether one value fulfils an atom: how lists of values are filtered by what stands beside them."""
+"""Whether one value fulfils an atom: so lists of values are filtered by what stands beside."""
+
+# ruff: noqa: ARG001 - one signature for all atoms
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ Reading = Callable[["Reader", str, Schema, bool], Iterator[Alternatives]]
 _REPHRASE = "say what is allowed, not what is forbidden"
 
 
-def groups(reader: Reader, at: str, schema: Schema, kind: str, positive: bool) -> list[Alternatives]:
+def groups(
+    reader: Reader, at: str, schema: Schema, kind: str, positive: bool
+) -> list[Alternatives]:
     """What the keywords for this type say, each on its own."""
     return [group for read in _BY_TYPE[kind] for group in read(reader, at, schema, positive)]
 
@@ -108,9 +110,7 @@ def _whole(reader: Reader, at: str, schema: Schema, keyword: str) -> int | None:
     return value
 
 
-def _span(
-    names: tuple[str, str], make: Callable[[str, int, int | None], Any]
-) -> Reading:
+def _span(names: tuple[str, str], make: Callable[[str, int, int | None], Any]) -> Reading:
     """A pair of keywords that bound a count."""
 
     def read(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
@@ -227,7 +227,7 @@ def _contains(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterat
         yield [(Contains(formula, high + 1, None, 0, place, False),)]
 
 
-def _unique(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
+def _unique(_: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
     if schema.get("uniqueItems") is True:
         denied = _poison(at, "uniqueItems", "lists with a repetition cannot be described")
         yield [(Unique(f"{at}/uniqueItems"),)] if positive else denied
@@ -331,18 +331,15 @@ def _names(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[
 
 def _dependent(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
     for keyword in ("dependentRequired", "dependencies"):
-        for name, needed in _map(reader, at, schema, keyword).items():
-            if isinstance(needed, str):
-                needed = [needed]
+        for name, given in _map(reader, at, schema, keyword).items():
+            needed = [given] if isinstance(given, str) else given
             if not isinstance(needed, list):
                 continue
             if positive:
                 met = (Required(name), *(Required(str(each)) for each in needed))
                 yield [(Property(name, NEVER, seen=False),), tuple(dict.fromkeys(met))]
             else:
-                yield [
-                    (Required(name), Property(str(each), NEVER, seen=False)) for each in needed
-                ]
+                yield [(Required(name), Property(str(each), NEVER, seen=False)) for each in needed]
 
 
 _size = _span(("minProperties", "maxProperties"), lambda at, low, high: Size(low, high, at))

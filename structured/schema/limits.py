@@ -77,7 +77,7 @@ def _check_counts(schema: Any, limits: Limits, param: str) -> None:
             )
     if num_properties > limits.max_properties:
         raise GrammarTooComplex(
-            f"the schema has {num_properties:,} properties; {limits.max_properties:,} are the limit",
+            f"{num_properties:,} properties are too many; {limits.max_properties:,} are the limit",
             param=param,
         )
 

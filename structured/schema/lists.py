@@ -53,7 +53,9 @@ def _merged(reader: Reader, branch: Branch) -> Array | None:
     for atom in branch:
         if isinstance(atom, Count):
             low = max(low, atom.low)
-            high = atom.high if high is None else min(high, high if atom.high is None else atom.high)
+            high = (
+                atom.high if high is None else min(high, high if atom.high is None else atom.high)
+            )
         elif isinstance(atom, Prefix):
             length = max(length, atom.index + 1)
         elif isinstance(atom, Items):
@@ -145,7 +147,7 @@ def _arrangements(reader: Reader, frame: Array, atom: Contains) -> list[Branch] 
 def _distinct(reader: Reader, shape: Array, atom: Unique) -> list[Shape]:
     if shape.high is not None and shape.high <= 1:
         return [shape]
-    refused = [
+    refused: list[Shape] = [
         _refused(
             atom.at,
             "uniqueItems",

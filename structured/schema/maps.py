@@ -25,7 +25,7 @@ from plait.structured.schema.branches import joined
 from plait.structured.schema.derive import disjoint, matches
 from plait.structured.schema.holding import is_left
 from plait.structured.schema.refusal import Refusal, Undecidable
-from plait.structured.schema.regex import ANY_CHAR, Node, alt, repeat
+from plait.structured.schema.regex import ANY_CHAR, NOTHING, Node, alt, repeat
 from plait.structured.schema.shapes import Listed, Object, Refused, Shape, String
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def shapes(reader: Reader, branch: Branch) -> list[Shape]:
         merged = _merged(reader, branch)
     except Undecidable as unknown:
         return [Refused(unknown.refusal)]
-    return [] if merged is None else _sized(reader, merged, branch)
+    return [] if merged is None else _sized(merged, branch)
 
 
 def _with_some(reader: Reader, branch: Branch, atom: Exists) -> list[Shape]:
@@ -80,7 +80,6 @@ def _apart(node: Node, atom: Exists) -> bool:
 
 def _merged(reader: Reader, branch: Branch) -> Object | None:
     names = dict.fromkeys(_all_names(branch))
-    patterns = dict.fromkeys(n for a in branch for n in _all_patterns(a))
     named = [a for a in branch if isinstance(a, Names)]
     required = frozenset(a.name for a in branch if isinstance(a, Required))
     listed, allowed = _allowed_keys(reader, named)
@@ -88,7 +87,7 @@ def _merged(reader: Reader, branch: Branch) -> Object | None:
         names |= dict.fromkeys(listed)
     formulas = {name: _of_name(reader, branch, name, named) for name in names}
     rest = reader.both(*(a.formula for a in branch if isinstance(a, Additional)))
-    of_patterns = {node: _of_pattern(reader, branch, node) for node in patterns}
+    of_patterns = {node: _of_cell(reader, branch, m) for node, m in _cells(branch).items()}
     if listed is not None:
         rest, of_patterns = NEVER, {}
     elif allowed is not None:
@@ -96,9 +95,7 @@ def _merged(reader: Reader, branch: Branch) -> Object | None:
     if any(reader.is_empty(formulas[name]) for name in required):
         return None
     rest = NEVER if reader.is_empty(rest) else rest
-    of_patterns = {n: NEVER if reader.is_empty(f) else f for n, f in of_patterns.items()}
     of_patterns = {n: f for n, f in of_patterns.items() if f != rest}
-    _check_apart(branch, list(of_patterns))
     kept = []
     for name, formula in formulas.items():
         empty = name not in required and reader.is_empty(formula)
@@ -136,29 +133,49 @@ def _of_name(reader: Reader, branch: Branch, name: str, named: list[Names]) -> F
     )
 
 
-def _of_pattern(reader: Reader, branch: Branch, node: Node) -> Formula:
-    return reader.both(
+def _cells(branch: Branch) -> dict[Node, frozenset[Node]]:
+    """Languages of which no two share a key, each with the patterns that its keys match."""
+    cells: dict[Node, frozenset[Node]] = {}
+    for node in dict.fromkeys(n for a in branch for n in _all_patterns(a)):
+        alone = node
+        for cell in [each for each in cells if not disjoint(each, node)]:
+            matched = cells.pop(cell)
+            cells[_cut(branch, cell, node, inside=True)] = matched | {node}
+            cells[_cut(branch, cell, node, inside=False)] = matched
+            alone = _cut(branch, alone, cell, inside=False)
+        cells[alone] = frozenset({node})
+        cells.pop(NOTHING, None)
+    return cells
+
+
+def _of_cell(reader: Reader, branch: Branch, matched: frozenset[Node]) -> Formula:
+    found = reader.both(
         *(
             atom.formula
             for atom in branch
-            if (isinstance(atom, KeyPattern) and atom.node == node)
-            or (isinstance(atom, Additional) and node not in atom.patterns)
+            if (isinstance(atom, KeyPattern) and atom.node in matched)
+            or (isinstance(atom, Additional) and not atom.patterns & matched)
         )
     )
+    return NEVER if reader.is_empty(found) else found
 
 
-def _check_apart(branch: Branch, nodes: list[Node]) -> None:
-    for one, other in itertools.combinations(nodes, 2):
-        if not disjoint(one, other):
-            at = next((a.at for a in branch if isinstance(a, KeyPattern)), "")
-            why = "two patterns may match the same key"
-            instead = "write patterns of which each key matches one at most"
-            raise Undecidable(Refusal(at, "patternProperties", why, instead))
+def _cut(branch: Branch, node: Node, other: Node, *, inside: bool) -> Node:
+    kept = other if inside else automata.complement(other)
+    joint = automata.intersection((node, kept)) if kept is not None else None
+    if joint is None:
+        raise _overlap(branch)
+    return joint
 
 
-def _allowed_keys(
-    reader: Reader, named: list[Names]
-) -> tuple[list[str] | None, Node | None]:
+def _overlap(branch: Branch) -> Undecidable:
+    at = next((a.at for a in branch if isinstance(a, KeyPattern)), "")
+    why = "two patterns may match the same key"
+    instead = "write patterns of which each key matches one at most"
+    return Undecidable(Refusal(at, "patternProperties", why, instead))
+
+
+def _allowed_keys(reader: Reader, named: list[Names]) -> tuple[list[str] | None, Node | None]:
     """What keys may be: a list of them, or a language, or neither where all may be."""
     if not named:
         return None, None
@@ -190,9 +207,7 @@ def _language(shape: Shape, at: str) -> Node:
 
         from plait.structured.schema.regex import Chars, seq
 
-        nodes = [
-            alt([seq([Chars(((ord(c),) * 2,)) for c in json.loads(t)]) for t in shape.values])
-        ]
+        nodes = [alt([seq([Chars(((ord(c),) * 2,)) for c in json.loads(t)]) for t in shape.values])]
     joint = automata.intersection(tuple(nodes)) if nodes else None
     if joint is None:
         why = "what it allows cannot be written as one pattern"
@@ -220,7 +235,7 @@ def _joint(nodes: list[Node | None], at: str) -> Node:
     return joint
 
 
-def _sized(reader: Reader, shape: Object, branch: Branch) -> list[Shape]:
+def _sized(shape: Object, branch: Branch) -> list[Shape]:
     """The shape under bounds on the number of keys."""
     sizes = [a for a in branch if isinstance(a, Size)]
     low = max((a.low for a in sizes), default=0)

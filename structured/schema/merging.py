@@ -184,11 +184,13 @@ def _number(branch: Branch) -> Number | None:
     step = multiple or (Fraction(1) if integer else None)
     if step:
         low = low if low is None else step * _whole_above(low / step, exclusive=low_exclusive)
-        high = high if high is None else -step * _whole_above(-high / step, exclusive=high_exclusive)
+        high = (
+            high if high is None else -step * _whole_above(-high / step, exclusive=high_exclusive)
+        )
         low_exclusive = high_exclusive = False
-    if low is not None and high is not None:
-        if low > high or (low == high and (low_exclusive or high_exclusive)):
-            return None
+    empty_if_equal = low_exclusive or high_exclusive
+    if low is not None and high is not None and (low > high or (low == high and empty_if_equal)):
+        return None
     return Number(
         integer=integer,
         low=low,
@@ -227,7 +229,9 @@ def _strings(branch: Branch) -> list[Shape]:
     for atom in branch:
         if isinstance(atom, Length):
             low = max(low, atom.low)
-            high = atom.high if high is None else min(high, high if atom.high is None else atom.high)
+            high = (
+                atom.high if high is None else min(high, high if atom.high is None else atom.high)
+            )
         elif isinstance(atom, NotValues):
             patterns[without(str(v) for v in values_of(atom))] = None
     if high is not None and low > high:

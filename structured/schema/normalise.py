@@ -14,15 +14,52 @@ from plait.structured.schema.writing import Writer
 from plait.structured.spec import GrammarSpec
 
 ASSERTIONS = frozenset(
-    """
-    $ref $dynamicRef $recursiveRef type enum const nullable
-    minimum maximum exclusiveMinimum exclusiveMaximum multipleOf
-    minLength maxLength pattern format
-    items prefixItems additionalItems minItems maxItems uniqueItems contains minContains maxContains
-    unevaluatedItems properties required patternProperties additionalProperties propertyNames
-    minProperties maxProperties dependentRequired dependentSchemas dependencies
-    unevaluatedProperties allOf anyOf oneOf not if then else
-    """.split()
+    {
+        "$ref",
+        "$dynamicRef",
+        "$recursiveRef",
+        "type",
+        "enum",
+        "const",
+        "nullable",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "items",
+        "prefixItems",
+        "additionalItems",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "contains",
+        "minContains",
+        "maxContains",
+        "unevaluatedItems",
+        "properties",
+        "required",
+        "patternProperties",
+        "additionalProperties",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+        "dependentRequired",
+        "dependentSchemas",
+        "dependencies",
+        "unevaluatedProperties",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "then",
+        "else",
+    }
 )
 
 
@@ -62,11 +99,29 @@ def normalise(schema: Any, spec: GrammarSpec, limits: Limits | None = None) -> N
 
 
 ANNOTATIONS = frozenset(
-    """
-    $schema $id id $anchor $dynamicAnchor $recursiveAnchor $defs definitions $comment $vocabulary
-    title description default examples example deprecated readOnly writeOnly
-    contentEncoding contentMediaType contentSchema
-    """.split()
+    {
+        "$schema",
+        "$id",
+        "id",
+        "$anchor",
+        "$dynamicAnchor",
+        "$recursiveAnchor",
+        "$defs",
+        "definitions",
+        "$comment",
+        "$vocabulary",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "example",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+    }
 )
 
 

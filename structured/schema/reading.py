@@ -76,7 +76,7 @@ class Reader:
     def both(self, *formulas: Formula) -> Formula:
         """The conjunction; contradictions are NEVER."""
         found = frozenset().union(*formulas)
-        if NEVER <= found or any(Literal(p, not positive) in found for p, positive in found):
+        if found >= NEVER or any(Literal(p, not positive) in found for p, positive in found):
             return NEVER
         return found
 
@@ -87,7 +87,7 @@ class Reader:
         ordered = sorted(formula, key=lambda each: (not each.positive, len(each.pointer), each))
         with self._bounded(ordered[0].pointer if ordered else ""):
             groups = [self.alternatives(literal, kind) for literal in ordered]
-            return conjunction(groups, self.limits.max_alternatives)
+            return self._joint(groups, kind)
 
     def holds(self, formula: Formula, value: Any) -> bool:
         """Whether a value fulfils a formula. Raises `Undecidable`."""
@@ -126,8 +126,10 @@ class Reader:
             raise self.invalid(literal.pointer, "the schema refers to itself without end")
         self._open.add(key)
         with self._bounded(literal.pointer):
-            read = self._affirm if literal.positive else self._deny
-            found = read(literal.pointer, kind, apart)
+            if literal.positive:
+                found = self._affirm(literal.pointer, kind, apart)
+            else:
+                found = self._deny(literal.pointer, kind)
         self._open.discard(key)
         self._known[key] = found
         return found
@@ -141,18 +143,16 @@ class Reader:
             return ALWAYS if schema else NEITHER
         inner = unevaluated.keyword_of(schema, kind)
         groups = self._groups(at, kind, apart or inner is not None, positive=True)
-        found = conjunction(groups, self.limits.max_alternatives)
+        found = self._joint(groups, kind)
         return unevaluated.affirmed(self, at, inner, found) if inner else found
 
-    def _deny(self, at: str, kind: str, apart: bool) -> Alternatives:
+    def _deny(self, at: str, kind: str) -> Alternatives:
         schema = self.document.at(at)
         if isinstance(schema, bool):
             return NEITHER if schema else ALWAYS
         groups = self._groups(at, kind, False, positive=False)
         if inner := unevaluated.keyword_of(schema, kind):
-            rest = conjunction(
-                self._groups(at, kind, True, positive=True), self.limits.max_alternatives
-            )
+            rest = self._joint(self._groups(at, kind, True, positive=True), kind)
             groups.append(unevaluated.denied(self, at, inner, rest))
         return unseen(union(groups, self.limits.max_alternatives))
 
@@ -182,7 +182,7 @@ class Reader:
         if self.document.legacy and "any" in names:
             names = set(TYPES)
         if unknown := names - {*TYPES, "integer"}:
-            raise self.invalid(f"{at}/type", f"there is no type {sorted(unknown)[0]!r}")
+            raise self.invalid(f"{at}/type", f"there is no type {min(unknown)!r}")
         if schema.get("nullable") is True and "type" in schema:
             names.add("null")
         if kind in names:
@@ -271,7 +271,7 @@ class Reader:
     def _any_of(self, members: list[str], kind: str, apart: bool, positive: bool) -> Alternatives:
         limit = self.limits.max_alternatives
         if not positive:
-            return conjunction([self._no(p, kind) for p in members], limit)
+            return self._joint([self._no(p, kind) for p in members], kind)
         if not apart:
             return union([self.alternatives(Literal(p, True), kind) for p in members], limit)
         live = [p for p in members if self._yes(p, kind, apart)]
@@ -284,7 +284,7 @@ class Reader:
                     self._yes(p, kind, apart) if yes else self._no(p, kind)
                     for p, yes in zip(live, chosen, strict=True)
                 ]
-                found.append(self._alive(conjunction(groups, limit), kind))
+                found.append(self._alive(self._joint(groups, kind), kind))
         return union(found, limit)
 
     def _yes(self, pointer: str, kind: str, apart: bool) -> Alternatives:
@@ -293,6 +293,11 @@ class Reader:
     def _no(self, pointer: str, kind: str) -> Alternatives:
         return self.alternatives(Literal(pointer, False), kind)
 
+    def _joint(self, groups: list[Alternatives], kind: str) -> Alternatives:
+        return conjunction(
+            groups, self.limits.max_alternatives, lambda found: self._alive(found, kind)
+        )
+
     def _alive(self, found: Alternatives, kind: str) -> Alternatives:
         return [branch for branch in found if not self.merger.is_dead(branch, kind)]
 
@@ -300,9 +305,9 @@ class Reader:
         limit = self.limits.max_alternatives
         live = [p for p in members if self._alive(self._yes(p, kind, apart), kind)]
         if not positive:
-            none = conjunction([self._no(p, kind) for p in live], limit)
+            none = self._joint([self._no(p, kind) for p in live], kind)
             pairs = [
-                conjunction([self._yes(p, kind, apart), self._yes(q, kind, apart)], limit)
+                self._joint([self._yes(p, kind, apart), self._yes(q, kind, apart)], kind)
                 for p, q in itertools.combinations(live, 2)
                 if not self._are_disjoint(p, q, kind)
             ]
@@ -311,7 +316,7 @@ class Reader:
         for p in live:
             others = [q for q in live if q != p and not self._are_disjoint(p, q, kind)]
             groups = [self._yes(p, kind, apart), *(self._no(q, kind) for q in others)]
-            found.append(self._alive(conjunction(groups, limit), kind) if others else groups[0])
+            found.append(self._alive(self._joint(groups, kind), kind) if others else groups[0])
         return union(found, limit)
 
     def _are_disjoint(self, p: str, q: str, kind: str) -> bool:
@@ -339,9 +344,7 @@ class Reader:
             return self.alternatives(Literal(f"{at}/{keyword}", positive), kind, apart=apart)
 
         parts = [([yes, outcome("then")]), ([no, outcome("else")])]
-        return union(
-            [self._alive(conjunction(groups, limit), kind) for groups in parts], limit
-        )
+        return union([self._alive(self._joint(groups, kind), kind) for groups in parts], limit)
 
     def _dependent(
         self, at: str, schema: dict[str, Any], apart: bool, positive: bool
@@ -357,7 +360,7 @@ class Reader:
                 pointer = f"{at}/{keyword}/{escape(name)}"
                 then = self.alternatives(Literal(pointer, positive), "object", apart=apart)
                 there: Alternatives = [(Required(name),)]
-                met = conjunction([there, then], self.limits.max_alternatives)
+                met = self._joint([there, then], "object")
                 absent: Alternatives = [(Property(name, NEVER, seen=False),)]
                 groups.append([*absent, *met] if positive else met)
         return groups

@@ -1,7 +1,8 @@
 """Regular expressions as JSON Schema means them (ECMA-262), read into a tree of exact parts.
 
 The tree knows no anchors: `search` turns a pattern, which may match anywhere, into the language
-of whole strings. What cannot be read exactly (lookaround, back-references, word borders) is refused.
+of whole strings. What cannot be read exactly (lookaround, back-references, word borders) is
+refused.
 """
 
 from __future__ import annotations
@@ -276,7 +277,9 @@ class _Parser:
             return ((ord(self._text[self._at - 1]) % 32,) * 2,)
         if char.isascii() and char.isalnum():
             what = {"b": "a word border", "B": "a word border", "p": "a Unicode property"}
-            raise self._error(f"{what.get(char, f'the escape {char!r}')}, which is not enforced,", start)
+            raise self._error(
+                f"{what.get(char, f'the escape {char!r}')}, which is not enforced,", start
+            )
         return _points(char)
 
     def _coded(self, char: str, start: int) -> Ranges:
@@ -361,7 +364,7 @@ def _spread(node: Node) -> list[list[Node]]:
     """Alternatives whose anchors, if any, stand at their own first and last places."""
     if isinstance(node, Alt):
         return [parts for option in node.options for parts in _spread(option)]
-    parts = list(node.parts) if isinstance(node, Seq) else [node]
+    parts: list[Node] = list(node.parts) if isinstance(node, Seq) else [node]
     for at in (0, len(parts) - 1):
         if parts and isinstance(parts[at], Alt) and _has_edge(parts[at]):
             options = parts[at].options  # type: ignore[union-attr]
@@ -392,7 +395,7 @@ _SPECIAL = set(r"\.+*?()|[]{}^$-&~#/")
 def _char(point: int, *, python: bool) -> str:
     char = chr(point)
     if char in _SPECIAL:
-        return f"\\{char}" if char not in "/" else char
+        return f"\\{char}" if char != "/" else char
     if 32 <= point < 127:
         return char
     if python:
@@ -444,6 +447,23 @@ def _render_bounds(low: int, high: int | None) -> str:
     return f"{{{low},{'' if high is None else high}}}"
 
 
+# Control characters have no other spelling than \u00…, which the routes forbid. They must also be
+# gone from the sets: llguidance 1.9 lets \" and \\ through wherever a set holds all of 0 to 31.
+_SPELLED: Ranges = ((8, 10), (12, 13), (32, MAX_CHAR))
+
+
+def spelled(node: Node) -> Node:
+    """The language without the characters that routed JSON cannot spell."""
+    if isinstance(node, Chars):
+        return Chars(common(node.ranges, _SPELLED))
+    if isinstance(node, Seq):
+        return seq([spelled(part) for part in node.parts])
+    if isinstance(node, Alt):
+        return alt([spelled(option) for option in node.options])
+    assert isinstance(node, Repeat), "anchors are gone by now"
+    return repeat(spelled(node.node), node.low, node.high)
+
+
 def anchored(node: Node) -> str:
-    """The node as a pattern that means the same to those that search and those that match."""
-    return f"^(?:{render(node)})$"
+    """The node as a pattern of JSON strings, the same to those that search and those that match."""
+    return f"^(?:{render(spelled(node))})$"

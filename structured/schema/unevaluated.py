@@ -63,7 +63,7 @@ def _left_of_keys(branch: Branch) -> tuple[frozenset[str], frozenset[Any]] | Non
     return names, frozenset(a.node for a in branch if isinstance(a, KeyPattern) and a.seen)
 
 
-def _rest_of_keys(branch: Branch, formula: Formula, at: str) -> Branch:
+def _rest_of_keys(branch: Branch, formula: Formula, _: str) -> Branch:
     left = _left_of_keys(branch)
     return () if left is None else (Additional(*left, formula),)
 
@@ -83,4 +83,6 @@ def _rest_of_items(branch: Branch, formula: Formula, at: str) -> Branch:
 
 
 def _refusal(at: str, keyword: str, why: str) -> Refusal:
-    return Refusal(at, keyword, why, "close the object or the list by 'additionalProperties' or 'items'")
+    return Refusal(
+        at, keyword, why, "close the object or the list by 'additionalProperties' or 'items'"
+    )

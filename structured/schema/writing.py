@@ -94,7 +94,9 @@ class Writer:
             if isinstance(shape, Refused):
                 found = shape.refusal
                 if not found.pointer:
-                    found = Refusal(f"{at}/{found.keyword}", found.keyword, found.why, found.instead)
+                    found = Refusal(
+                        f"{at}/{found.keyword}", found.keyword, found.why, found.instead
+                    )
                 self.refusals[found] = None
         return _any_of([*self._plain(shapes)])
 
@@ -312,10 +314,9 @@ def _assembled(schemas: dict[str, Any]) -> Any:
     looped = _looped(schemas)
     place = {
         name
-        for name in schemas
-        if name not in looped and (uses[name] == 1 or len(json.dumps(schemas[name])) <= _SHORT)
+        for name, schema in schemas.items()
+        if name not in looped and (uses[name] == 1 or _is_short(schema))
     }
-    kept: dict[str, Any] = {}
 
     def put(schema: Any) -> Any:
         if isinstance(schema, dict) and "$ref" in schema:
@@ -324,39 +325,39 @@ def _assembled(schemas: dict[str, Any]) -> Any:
         return mapped(schema, put)
 
     root = put(schemas["root"])
-    for name in schemas:
-        if name != "root" and name not in place:
-            kept[name] = put(schemas[name])
+    kept = {n: put(s) for n, s in schemas.items() if n != "root" and n not in place}
     reachable = _reachable(root, kept)
     if reachable:
         root = {"$defs": {n: s for n, s in kept.items() if n in reachable}, **root}
     return root
 
 
+def _is_short(schema: Any) -> bool:
+    """Copies of what refers further could double at each level."""
+    return not _references(schema) and len(json.dumps(schema)) <= _SHORT
+
+
 def _looped(schemas: dict[str, Any]) -> set[str]:
-    """Definitions that lead back to themselves."""
-    after = {name: set(_references(schema)) for name, schema in schemas.items()}
-    order: list[str] = []
+    """A definition of each circle of references."""
+    after = {name: sorted(set(_references(schema))) for name, schema in schemas.items()}
     found, seen = set[str](), set[str]()
-    for start in after:
-        stack: list[tuple[str, Iterator[str]]] = []
-        if start not in seen:
-            seen.add(start)
-            stack.append((start, iter(sorted(after[start]))))
-        path = {start}
+    for start in list(after):
+        if start in seen:
+            continue
+        seen.add(start)
+        path, stack = {start}, [(start, iter(after[start]))]
         while stack:
             name, rest = stack[-1]
             following = next(rest, None)
             if following is None:
                 stack.pop()
                 path.discard(name)
-                order.append(name)
             elif following in path:
                 found.add(following)
             elif following not in seen:
                 seen.add(following)
                 path.add(following)
-                stack.append((following, iter(sorted(after[following]))))
+                stack.append((following, iter(after[following])))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The official JSON Schema Test Suite, through the masks: nothing invalid, and most of it served."""
+"""The official JSON Schema Test Suite, through masks: nothing invalid, and most is served."""
 
 import itertools
 import json

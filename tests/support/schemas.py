@@ -131,7 +131,9 @@ def sample(schema, random, defs=None, depth=0):
     if kind == "string":
         few = schema.get("minLength", 0)
         many = schema.get("maxLength", few + 3)
-        text = random.choice(["", "a", "abc", "1", "2020-01-01", "a@b.co", "http://a.b/c", "é\"\\\n"])
+        text = random.choice(
+            ["", "a", "abc", "1", "2020-01-01", "a@b.co", "http://a.b/c", 'é"\\\n']
+        )
         return (text + "x" * few)[: max(few, min(len(text), many))]
     return None if kind == "null" else random.random() < 0.5
 
@@ -141,9 +143,9 @@ def _sample_object(schema, random, defs, depth):
     required = schema.get("required", [])
     for name, inner in schema.get("properties", {}).items():
         chance = 0.5 if depth < 4 else 0.1
-        if inner is not False and (name in required or random.random() < chance):
-            if depth < 12:
-                found[name] = sample(inner, random, defs, depth + 1)
+        wanted = name in required or random.random() < chance
+        if inner is not False and wanted and depth < 12:
+            found[name] = sample(inner, random, defs, depth + 1)
     if schema.get("additionalProperties", True) is not False and random.random() < 0.4:
         found[random.choice(["x", "zz", "a b"])] = sample(
             schema.get("additionalProperties", {}), random, defs, depth + 1
@@ -171,7 +173,7 @@ def mutate(value, random):
     if isinstance(value, list) and value and random.random() < 0.7:
         at = random.randrange(len(value))
         if random.random() < 0.3:
-            return value + [random.choice(value)]
+            return [*value, random.choice(value)]
         return [mutate(v, random) if i == at else v for i, v in enumerate(value)]
     if isinstance(value, dict) and random.random() < 0.4:
         return {**value, random.choice(["x", "new", "a"]): random.choice([1, "a", None])}

@@ -1,0 +1,71 @@
+"""`plait schema check`: findings, exit codes, JSON."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from plait.platform.cli.main import app
+
+runner = CliRunner()
+OPEN = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}
+
+
+@pytest.fixture
+def check(tmp_path):
+    def run(schema, *flags):
+        file = tmp_path / "schema.json"
+        file.write_text(schema if isinstance(schema, str) else json.dumps(schema))
+        return runner.invoke(app, ["schema", "check", str(file), *flags])
+
+    return run
+
+
+def test_each_keyword_is_shown_with_its_backend(check):
+    result = check(OPEN)
+    assert result.exit_code == 0, result.output
+    assert "llguidance   /properties/a/maxLength  (xgrammar: not exact)" in result.output
+    assert "enforced by llguidance" in result.output
+
+
+def test_a_refused_keyword_is_named_and_the_exit_code_is_1(check):
+    result = check({"type": "array", "uniqueItems": True}, "--json")
+    assert result.exit_code == 1
+    data = json.loads(result.output)
+    assert data["backend"] is None
+    assert "'uniqueItems' at /uniqueItems" in data["error"]
+    assert {each["pointer"]: each["backend"] for each in data["keywords"]}["/uniqueItems"] is None
+
+
+def test_strict_demands_closed_objects(check):
+    assert check({**OPEN, "additionalProperties": False}, "--strict").exit_code == 0
+    result = check(OPEN, "--strict")
+    assert result.exit_code == 1
+    assert "additionalProperties" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("{", 2, "schema.json"),
+        ('{"type": "null", "type": "string"}', 2, "the key 'type' stands twice"),
+        ('{"type": "strng"}', 1, "there is no type 'strng'"),
+    ],
+)
+def test_what_is_no_schema_is_said_in_one_line(check, text, code, words):
+    result = check(text)
+    assert result.exit_code == code
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys; from plait.platform.cli.main import app\n"
+        "try: app(['schema', 'check', '--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'xgrammar', 'llguidance'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,352 @@
+"""The router: which backend for what, what is refused and how, and what text gets through."""
+
+import contextlib
+import random
+import time
+
+import jsonschema
+import pytest
+from support.schemas import acceptor, accepts, compact, mutate, sample, schema_spec
+
+from plait.platform.errors import (
+    GrammarTooComplex,
+    InvalidGrammar,
+    InvalidRegex,
+    InvalidSchema,
+    UnsupportedSchemaKeyword,
+)
+from plait.structured.router import explain, route
+from plait.structured.spec import GrammarKind, GrammarSpec
+
+
+def closed(properties, required=None, **more):
+    names = list(properties) if required is None else required
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": names,
+        "additionalProperties": False,
+        **more,
+    }
+
+
+# OpenAI's strict subset, keyword by keyword (its guide to structured outputs).
+STRICT = {
+    "string": {"type": "string"},
+    "pattern": {"type": "string", "pattern": "^@[a-zA-Z0-9_]+$"},
+    "pattern of any": {"type": "string", "pattern": "^.{1,5}$"},
+    "date-time": {"type": "string", "format": "date-time"},
+    "time": {"type": "string", "format": "time"},
+    "date": {"type": "string", "format": "date"},
+    "duration": {"type": "string", "format": "duration"},
+    "email": {"type": "string", "format": "email"},
+    "hostname": {"type": "string", "format": "hostname"},
+    "ipv4": {"type": "string", "format": "ipv4"},
+    "ipv6": {"type": "string", "format": "ipv6"},
+    "uuid": {"type": "string", "format": "uuid"},
+    "number": {"type": "number", "minimum": -130.5, "maximum": 130},
+    "exclusive": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    "multiple": {"type": "number", "multipleOf": 0.5},
+    "integer": {"type": "integer", "minimum": 1, "maximum": 10, "multipleOf": 2},
+    "array": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 3},
+    "enum": {"enum": ["a", "b", 'ü\n"', 3, None]},
+    "const": {"const": "only"},
+    "nullable": {"type": ["string", "null"]},
+    "anyOf": {"anyOf": [{"type": "integer"}, closed({"x": {"type": "boolean"}})]},
+    "length": {"type": "string", "minLength": 2, "maxLength": 4},
+    "described": {"type": "string", "description": "d", "title": "t", "default": "x"},
+}
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_openais_strict_subset_is_served(name):
+    schema = closed({"v": STRICT[name], "w": {"type": "boolean"}})
+    found = route(schema_spec(schema, strict=True))
+    grammar, judge = acceptor(found), jsonschema.Draft202012Validator(schema)
+    rng = random.Random(name)
+    accepted = 0
+    for _ in range(60):
+        document = mutate(sample(found.content, rng), rng)
+        if grammar.accepts(compact(document)):
+            accepted += 1
+            assert judge.is_valid(document), document
+    assert accepted or {"format", "pattern"} & STRICT[name].keys()
+
+
+def test_recursion_by_root_and_by_definition_is_served():
+    node = closed(
+        {
+            "value": {"type": "number"},
+            "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+        }
+    )
+    linked = closed({"list": {"$ref": "#/$defs/node"}}, **{"$defs": {"node": node}})
+    assert accepts(linked, {"list": {"value": 1, "next": {"value": 2, "next": None}}}, strict=True)
+    tree = closed(
+        {"name": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#"}}}
+    )
+    assert accepts(tree, {"name": "a", "children": [{"name": "b", "children": []}]}, strict=True)
+    assert not accepts(tree, {"name": "a", "children": [{"name": "b"}]}, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "backend"),
+    [
+        (closed({"a": {"type": "integer", "minimum": 3}}, []), "xgrammar"),
+        ({"type": "object"}, "xgrammar"),
+        ({"type": "array", "items": {"enum": ["a", 1]}, "maxItems": 5}, "xgrammar"),
+        ({"type": "string", "pattern": "^[a-z]{2,8}-[0-9]+$"}, "xgrammar"),
+        ({"type": "string", "maxLength": 5}, "llguidance"),  # raw control characters
+        ({"type": "string", "pattern": '^a"b$'}, "llguidance"),  # not escaped
+        ({"type": "string", "pattern": "^.{0,200}$"}, "llguidance"),
+        ({"properties": {"a": {"type": "integer"}}, "type": "object"}, "llguidance"),
+        ({"type": "number", "maximum": 5}, "llguidance"),
+    ],
+)
+def test_xgrammar_gets_what_is_proven_and_llguidance_the_rest(schema, backend):
+    assert route(schema_spec(schema)).backend == backend
+
+
+def test_another_version_of_xgrammar_has_no_proof(monkeypatch):
+    monkeypatch.setattr("plait.structured.router.xgrammar_version", lambda: "0.9.9")
+    assert route(schema_spec(closed({"a": {"type": "null"}}))).backend == "llguidance"
+
+
+@pytest.mark.parametrize(
+    ("schema", "error", "words"),
+    [
+        (
+            {"type": "array", "uniqueItems": True},
+            UnsupportedSchemaKeyword,
+            "'uniqueItems' at /uniqueItems",
+        ),
+        (
+            {"properties": {"a/b": {"contains": {"type": "null"}}}},
+            UnsupportedSchemaKeyword,
+            "'contains' at /properties/a~1b/contains",
+        ),
+        ({"$ref": "https://example.org/x"}, UnsupportedSchemaKeyword, "'$ref' at /$ref"),
+        ({"type": "string", "pattern": "(?=a)b"}, UnsupportedSchemaKeyword, "lookaround"),
+        ({"type": "string", "format": "regex"}, UnsupportedSchemaKeyword, "'format' at /format"),
+        ({"x-guidance": {"lenient": True}}, UnsupportedSchemaKeyword, "x-guidance"),
+        ({"type": "strng"}, InvalidSchema, "there is no type 'strng'"),
+        ({"minLength": -1}, InvalidSchema, "/minLength"),
+        ({"$ref": "#/$defs/none"}, InvalidSchema, "there is no '#/$defs/none'"),
+        ({"allOf": [{"$ref": "#"}]}, InvalidSchema, "refers to itself"),
+        ({"type": "string", "const": 1}, InvalidSchema, "no document"),
+        (
+            {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+            InvalidSchema,
+            "no document",
+        ),
+        ({"enum": list(range(1001))}, GrammarTooComplex, "1,001 values"),
+        ({"description": "x" * 65_536}, GrammarTooComplex, "bytes"),
+        (["not", "a", "schema"], InvalidSchema, "JSON object"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_name(schema, error, words):
+    with pytest.raises(error) as caught:
+        route(schema_spec(schema, param="response_format"))
+    assert words in caught.value.message
+    assert caught.value.param == "response_format"
+
+
+def test_a_refused_keyword_in_a_branch_that_cannot_be_met_does_no_harm():
+    dead = {"type": "array", "uniqueItems": True}
+    assert accepts({"type": "string", "anyOf": [dead, {"enum": ["a"]}]}, "a")
+
+
+def test_strict_demands_closed_objects():
+    with pytest.raises(UnsupportedSchemaKeyword, match="additionalProperties"):
+        route(schema_spec({"type": "object", "properties": {"a": {}}}, strict=True))
+    options = {"disable_additional_properties": True}
+    spec = schema_spec({"type": "object", "properties": {"a": {}}}, strict=True, options=options)
+    assert not acceptor(route(spec)).accepts('{"b":1}')
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        {"allOf": [{"anyOf": [{"minLength": i}, {"maxLength": i}]} for i in range(1, 30)]},
+        closed({f"a{i}": {"type": "string", "maxLength": 128 + i} for i in range(20)}),
+        {
+            "not": {
+                "allOf": [
+                    {"not": {"anyOf": [{"minimum": i}, {"multipleOf": i}]}} for i in range(2, 40)
+                ]
+            }
+        },
+        {"type": "integer", "multipleOf": 123456789},
+        {
+            "$defs": {
+                f"d{i}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{i + 1}"}] * 2}
+                for i in range(50)
+            }
+            | {"d50": {"type": "null"}},
+            "$ref": "#/$defs/d0",
+        },
+        {"type": "string", "pattern": "^(" * 90 + "a" + ")*$" * 90},
+        {"type": "string", "not": {"pattern": "(a|b)*a(a|b){40}"}},
+    ],
+)
+def test_a_bomb_is_routed_or_refused_at_once(bomb):
+    start = time.process_time()
+    with contextlib.suppress(GrammarTooComplex, UnsupportedSchemaKeyword):
+        route(schema_spec(bomb))
+    assert time.process_time() - start < 2
+
+
+def test_free_keys_cannot_repeat_a_declared_one_by_an_escape():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    grammar = acceptor(route(schema_spec(schema)))
+    assert grammar.accepts('{"b":"x"}')
+    assert not grammar.accepts('{"\\u0061":"x"}')
+    assert not grammar.accepts('{"a":1,"a":"x"}')
+
+
+def test_a_key_of_two_patterns_obeys_both_and_no_other():
+    integer, small = {"type": "integer"}, {"maximum": 5}
+    schema = {
+        "type": "object",
+        "patternProperties": {"a": integer, "b": small},
+        "additionalProperties": integer,
+    }
+    grammar, judge = acceptor(route(schema_spec(schema))), jsonschema.Draft202012Validator(schema)
+    for name in ("xa", "bx", "ab", "ba", "c"):
+        for value in (1, 9, "x", None):
+            document = {name: value}
+            assert grammar.accepts(compact(document)) == judge.is_valid(document), document
+
+
+@pytest.mark.parametrize("schema", [{"type": "string"}, {"type": "string", "maxLength": 3}])
+def test_strings_hold_escapes_and_no_raw_control_characters(schema):
+    grammar = acceptor(route(schema_spec(schema)))
+    assert all(grammar.accepts(compact(c)) for c in '"\\\n\r\té€😀')
+    assert not any(grammar.accepts(b'"' + bytes([i]) + b'"') for i in range(32))
+    assert not grammar.accepts(b'"\xff"')
+
+
+@pytest.mark.parametrize(
+    "pattern", ['[^"]', "[^\\\\]", '[^"a]', "[\\x00-\\x1f]", "[^\\x00-\\x1f]", "[^\\n]"]
+)
+@pytest.mark.parametrize("form", ["^{}$", "^{}+$", "^x{}$"])
+def test_each_character_is_judged_by_the_pattern_alone(pattern, form):
+    schema = {"type": "string", "pattern": form.format(pattern)}
+    grammar, judge = acceptor(route(schema_spec(schema))), jsonschema.Draft202012Validator(schema)
+    for char in [*map(chr, range(128)), "é", "€", "😀"]:
+        for text in (char, f"x{char}", f"{char}{char}"):
+            if grammar.accepts(compact(text)):
+                assert judge.is_valid(text), (schema, text)
+
+
+def test_whitespace_is_none_or_bounded():
+    schema = closed({"a": {"type": "null"}})
+    assert not accepts_text(schema, '{"a": null}')
+    for options in ({"any_whitespace": True}, {"whitespace_pattern": r"[ \n]{0,2}"}):
+        assert accepts_text(schema, '{"a": null}', options)
+        assert accepts_text(schema, '{"a":null}', options)
+        assert not accepts_text(schema, '{"a":' + " " * 50 + "null}", options)
+    with pytest.raises(InvalidRegex, match="whitespace_pattern"):
+        route(schema_spec(schema, options={"whitespace_pattern": "x"}))
+
+
+def accepts_text(schema, text, options=None):
+    return acceptor(route(schema_spec(schema, options=options or {}))).accepts(text)
+
+
+def test_notes_tell_what_asserts_nothing():
+    found = route(schema_spec({"type": "integer", "format": "int32", "markdownDescription": "x"}))
+    assert found.notes == ("unknown keywords assert nothing: markdownDescription",)
+    found = route(schema_spec({"type": "string", "format": "password"}))
+    assert "'password'" in found.notes[0]
+
+
+def test_explain_names_each_keyword():
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "maxLength": 3}, "b": {"uniqueItems": True}},
+    }
+    findings = {each.pointer: each for each in explain(schema_spec(schema))}
+    assert findings["/properties/b/uniqueItems"].backend is None
+    assert "compare" in findings["/properties/b/uniqueItems"].why
+    assert findings["/properties/a/maxLength"].backend == "llguidance"
+    assert "xgrammar" in findings["/properties/a/maxLength"].why
+
+
+# --- other kinds ---
+
+
+def of_kind(kind, content):
+    return route(GrammarSpec(kind=kind, content=content, param="structured_outputs"))
+
+
+def test_choices_come_out_as_they_are_and_nothing_else():
+    choices = ["yes", "no", 'say "hi"', "a\\b", "ü\n", "😀", "yes, but"]
+    grammar = acceptor(of_kind(GrammarKind.CHOICE, choices))
+    assert all(map(grammar.accepts, choices))
+    assert not any(map(grammar.accepts, ["", "ye", "yes!", "say", "\\u00fc\n"]))
+    for wrong in ([], "yes", [""], [1]):
+        with pytest.raises(InvalidGrammar):
+            of_kind(GrammarKind.CHOICE, wrong)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "backend", "yes", "no"),
+    [
+        ("[a-z]+@[a-z]+\\.com", "xgrammar", ["a@b.com"], ["a@bxcom", "a@b.com "]),
+        ("^(yes|no)$", "xgrammar", ["yes", "no"], ["yesno", ""]),
+        (".{2,200}", "llguidance", ["ab", 'é"'], ["a", "a\nb"]),
+        ("[^x]*", "llguidance", ["", "é\n"], ["axb"]),
+        ("\\d{3}", "xgrammar", ["123"], ["12", "٣٣٣"]),
+    ],
+)
+def test_regular_expressions_match_from_end_to_end(pattern, backend, yes, no):
+    found = of_kind(GrammarKind.REGEX, pattern)
+    grammar = acceptor(found)
+    assert found.backend == backend
+    assert all(map(grammar.accepts, yes))
+    assert not any(map(grammar.accepts, no))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(", "a**", "[z-a]", "(?=a)", r"(a)\1", r"\bfoo", "a{3,1}", ""]
+)
+def test_an_unreadable_regular_expression_is_refused(pattern):
+    with pytest.raises(InvalidRegex):
+        of_kind(GrammarKind.REGEX, pattern)
+
+
+def test_grammars_are_told_apart_by_their_text():
+    ebnf = acceptor(of_kind(GrammarKind.GRAMMAR, 'root ::= "a" [0-9]+'))
+    lark = acceptor(of_kind(GrammarKind.GRAMMAR, 'start: "a" /[0-9]+/'))
+    for grammar in (ebnf, lark):
+        assert grammar.accepts("a12")
+        assert not grammar.accepts("a")
+    for wrong in ("root ::= (", "start: nothing_here", "x", 'start: %json {"x-guidance":{}}'):
+        with pytest.raises(InvalidGrammar):
+            of_kind(GrammarKind.GRAMMAR, wrong)
+
+
+def tag(schema):
+    content = {"type": "json_schema", "json_schema": schema}
+    return {
+        "type": "structural_tag",
+        "format": {"type": "tag", "begin": "<f>", "content": content, "end": "</f>"},
+    }
+
+
+def test_schemas_in_structural_tags_are_proven_too():
+    schema = {"allOf": [closed({"a": {"type": "integer"}}), {"required": ["a"]}]}
+    grammar = acceptor(of_kind(GrammarKind.STRUCTURAL_TAG, tag(schema)))
+    assert grammar.accepts('<f>{"a":1}</f>')
+    assert not grammar.accepts("<f>{}</f>")
+    with pytest.raises(UnsupportedSchemaKeyword, match="maxLength"):
+        of_kind(GrammarKind.STRUCTURAL_TAG, tag({"type": "string", "maxLength": 3}))
+    with pytest.raises(InvalidGrammar):
+        of_kind(GrammarKind.STRUCTURAL_TAG, {"type": "structural_tag", "format": {"type": "none"}})
+
+
+def test_a_json_object_is_any_object():
+    grammar = acceptor(of_kind(GrammarKind.JSON_OBJECT, None))
+    assert grammar.accepts('{"a":[1,{"b":null}]}')
+    assert not any(map(grammar.accepts, ["[]", "1", '{"a":}']))
