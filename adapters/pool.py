@@ -321,8 +321,8 @@ class AdapterPool:
         if is_first:
             try:
                 self._check_new(held)
-            except AdapterError as error:
-                self._refuse(held, error)
+            except AdapterError as refusal:
+                self._refuse(held, refusal)
                 return
             if not held.pinned and held.device_bytes <= self._room():
                 self.bring(held)  # its first request will not have to wait

@@ -209,7 +209,7 @@ def _adapter_bytes(options: Options, *, usual: int, left: int) -> tuple[int, int
     if device is None:
         share = min(usual // ADAPTER_SHARE, MAX_ADAPTER_BYTES)
         device = min(share, max(left - (host or 0), 0) // (1 if host else 2))
-    if device == 0:
+    if options.adapter_memory_bytes == 0 or (device == 0 and host is None):
         return 0, 0
     if host is None:
         host = min(HOST_FACTOR * device, max(left - device, device))

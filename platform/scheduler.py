@@ -36,10 +36,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from plait.platform.admission import check_request, sequence_seed
+from plait.platform.choices import Choices, Chosen
 from plait.platform.core import (
     FinishReason,
     Request,
@@ -85,41 +86,6 @@ class Commit:
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per appended token, if wanted
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # the next ones; none is given twice
     error: tuple[str, str] | None = None  # (code, message)
-
-
-@dataclass(slots=True)
-class _Chosen:
-    sequence: Sequence
-    num_tokens: int  # known tokens
-    drafts: tuple[int, ...] = ()
-
-
-@dataclass(slots=True)
-class _Step:
-    """A plan in the making: rows can still be taken back when a sequence parks or ends."""
-
-    budget: int
-    chosen: dict[int, _Chosen] = field(default_factory=dict)
-    preempted: dict[int, Sequence] = field(default_factory=dict)
-    finished: list[Sequence] = field(default_factory=list)
-
-    def choose(self, sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) -> None:
-        self.chosen[sequence.seq_id] = _Chosen(sequence, num_tokens, drafts)
-        self.budget -= num_tokens + len(drafts)
-
-    def park(self, sequence: Sequence) -> None:
-        self._take_back(sequence)
-        self.preempted[sequence.seq_id] = sequence
-
-    def finish(self, sequence: Sequence) -> None:
-        self._take_back(sequence)
-        self.preempted.pop(sequence.seq_id, None)
-        self.finished.append(sequence)
-
-    def _take_back(self, sequence: Sequence) -> None:
-        chosen = self.chosen.pop(sequence.seq_id, None)
-        if chosen is not None:
-            self.budget += chosen.num_tokens + len(chosen.drafts)
 
 
 class Scheduler:
@@ -267,7 +233,7 @@ class Scheduler:
         stand in `finished`; a plan may hold nothing else. A plan that is never committed is as if
         it had not been, apart from blocks taken.
         """
-        step = _Step(self._config.max_num_batched_tokens)
+        step = Choices(self._config.max_num_batched_tokens)
         self._expire(step, now_s)
         self._strands.begin(now_s)
         self._waiting.begin()
@@ -285,12 +251,12 @@ class Scheduler:
             preempted=tuple(step.preempted.values()),
         )
 
-    def _expire(self, step: _Step, now_s: float) -> None:
+    def _expire(self, step: Choices, now_s: float) -> None:
         message = "the deadline passed before the answer was complete"
         for request_id in self._requests.expire(now_s):
             step.finished += self._fail(request_id, (DeadlineExceeded.code, message))
 
-    def _choose_running(self, step: _Step) -> None:
+    def _choose_running(self, step: Choices) -> None:
         """Sequences that lack one token: each gets its row, drafts get what is left over."""
         rows_kept = len(self._running)
         for sequence in list(self._running):
@@ -305,7 +271,7 @@ class Scheduler:
             if granted or self._grow_or_park(step, sequence, 1):
                 step.choose(sequence, 1, drafts[: max(granted, 1) - 1])
 
-    def _choose_chunks_and_admissions(self, step: _Step) -> None:
+    def _choose_chunks_and_admissions(self, step: Choices) -> None:
         chunks = deque(s for s in self._running if s.seq_id not in step.chosen)
         admitting = True
         while step.budget > 0:
@@ -321,7 +287,7 @@ class Scheduler:
             else:
                 return
 
-    def _choose_chunk(self, step: _Step, sequence: Sequence) -> None:
+    def _choose_chunk(self, step: Choices, sequence: Sequence) -> None:
         missing = len(sequence.tokens) - sequence.num_computed_tokens
         granted = self._grow_or_park(step, sequence, min(missing, step.budget))
         if granted:
@@ -344,7 +310,7 @@ class Scheduler:
         reservation.commit()
         return reservation.num_tokens
 
-    def _grow_or_park(self, step: _Step, sequence: Sequence, num_tokens: int) -> int:
+    def _grow_or_park(self, step: Choices, sequence: Sequence, num_tokens: int) -> int:
         """As `_grow`, but parks running sequences for it; 0 if it had to park itself."""
         while not (granted := self._grow(sequence, num_tokens, reclaim=True)):
             victim = max(self._running, key=_worst_first)
@@ -353,7 +319,7 @@ class Scheduler:
                 return 0
         return granted
 
-    def _park(self, step: _Step, sequence: Sequence) -> None:
+    def _park(self, step: Choices, sequence: Sequence) -> None:
         step.park(sequence)
         self._strands.release(sequence)
         self._running.discard(sequence)
@@ -367,7 +333,7 @@ class Scheduler:
 
     # --- admission -------------------------------------------------------------------------------
 
-    def _admit(self, step: _Step, head: Sequence) -> bool:
+    def _admit(self, step: Choices, head: Sequence) -> bool:
         """Let the first waiting sequence run, if it can; False: nobody may overtake it."""
         if not self._has_place_for(head):
             return False
@@ -398,7 +364,7 @@ class Scheduler:
             return True
         return _is_better(head, next(reversed(self._running)))
 
-    def _reserve(self, step: _Step, head: Sequence) -> Reservation | None:
+    def _reserve(self, step: Choices, head: Sequence) -> Reservation | None:
         """A place and blocks, if need be of sequences of worse priority."""
         reservation = self._try_admit(head) if len(self._running) < self._num_slots else None
         if reservation is None and not self._may_park_for(head):
@@ -430,7 +396,7 @@ class Scheduler:
             self.prefix_queries += sequence.num_prompt_tokens
             self.prefix_hits += sequence.num_cached_tokens
 
-    def _span(self, chosen: _Chosen) -> Span:
+    def _span(self, chosen: Chosen) -> Span:
         sequence, drafts = chosen.sequence, chosen.drafts
         start = sequence.num_computed_tokens
         known_end = start + chosen.num_tokens

@@ -30,6 +30,8 @@ def size(groups: tuple[KVGroup, ...], block_size: int = 16) -> int:
     max_model_len=st.none() | st.integers(1, 8192),
     max_num_seqs=st.none() | st.integers(1, 300),
     utilization=st.floats(0.01, 1.0),
+    adapters=st.none() | st.integers(0, 2 * GIB),
+    adapters_host=st.none() | st.integers(0, 2 * GIB),
 )
 def test_what_is_chosen_fits(
     available: int,
@@ -37,17 +39,24 @@ def test_what_is_chosen_fits(
     max_model_len: int | None,
     max_num_seqs: int | None,
     utilization: float,
+    adapters: int | None,
+    adapters_host: int | None,
 ) -> None:
     options = Options(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         memory_utilization=utilization,
+        adapter_memory_bytes=adapters,
+        adapter_host_bytes=adapters_host,
     )
     try:
         got = fit(options, MODEL, groups, "bfloat16", available)
     except ConfigError:
         return
-    assert size(got.cache.groups) == got.kv_bytes <= available * utilization
+    assert size(got.cache.groups) == got.kv_bytes
+    assert got.kv_bytes + got.adapter_bytes <= max(available * utilization, got.adapter_bytes)
+    assert got.kv_bytes + got.adapter_bytes + got.adapter_host_bytes <= available
+    assert adapters is None or got.adapter_bytes == adapters
     bounds = got.scheduler
     assert bounds.max_model_len <= 8192
     assert max_model_len is None or bounds.max_model_len == max_model_len
@@ -99,9 +108,24 @@ def test_no_more_is_taken_than_can_be_used() -> None:
         (Options(memory_utilization=1.5), "--memory-utilization"),
         (Options(block_size=0), "--block-size"),
         (Options(max_num_seqs=0), "--max-num-seqs"),
+        (Options(adapter_memory_bytes=9 * GIB), "--adapter-memory 9.00GiB"),
+        (Options(adapter_memory_bytes=GIB, kv_cache_bytes=7 * GIB), "--kv-cache-memory 7.00GiB"),
+        (Options(adapter_host_bytes=9 * GIB), "--adapter-host-memory 9.00GiB"),
+        (Options(adapter_memory_bytes=-1), "--adapter-memory must"),
     ],
 )
 def test_a_wish_that_cannot_be_names_its_flag(options: Options, flag: str) -> None:
     with pytest.raises(ConfigError) as raised:
         fit(options, MODEL, (FULL,), "bfloat16", 8 * GIB)
     assert flag in raised.value.message
+
+
+def test_adapters_get_a_modest_share_that_the_arithmetic_tells() -> None:
+    got = fit(Options(), MODEL, (FULL,), "bfloat16", 8 * GIB)
+    assert 0 < got.adapter_bytes <= 8 * GIB // 20
+    assert got.adapter_host_bytes == 4 * got.adapter_bytes
+    (line,) = [line for line in got.arithmetic if line.startswith("adapters at most")]
+    assert "1/20 of the budget" in line
+    none = fit(Options(adapter_memory_bytes=0), MODEL, (FULL,), "bfloat16", 8 * GIB)
+    assert (none.adapter_bytes, none.adapter_host_bytes) == (0, 0)
+    assert any(line.startswith("no adapters") for line in none.arithmetic)
