@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,12 +39,15 @@ def main() -> int:
         pool.close()
     compiler = Compiler(vocabulary)
     for backend in ("xgrammar", "llguidance"):
-        loads, fills, chains, copies = [], [], [], []
+        loads: list[float] = []
+        fills: list[float] = []
+        chains: list[float] = []
+        copies: list[float] = []
         for spec in specs[:40]:
             compiled = compiler.compile(spec)
             if compiled.backend != backend:
                 continue
-            loads.append(_timed(lambda c=compiled: store.open(c, vocabulary)))
+            loads.append(_timed(partial(store.open, compiled, vocabulary)))
             for seed in range(3):
                 matcher = store.open(compiled, vocabulary)
                 copies.append(_timed(matcher.copy))
@@ -93,7 +97,7 @@ def _walk(
     rows = np.zeros((6, matcher.vocabulary.num_words), np.int32)
     tokens: list[int] = []
     while len(tokens) < 60 and not matcher.finished:
-        fills.append(_timed(lambda: matcher.fill(row)))
+        fills.append(_timed(partial(matcher.fill, row)))
         allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
         tokens.append(int(rng.choice(allowed)))
         matcher.accept(tokens[-1])
@@ -102,7 +106,7 @@ def _walk(
         for token in tokens[: end - 5]:
             matcher.accept(token)
         drafts = tokens[end - 5 : end]
-        chains.append(_timed(lambda d=drafts: matcher.fill_drafts(d, rows)))
+        chains.append(_timed(partial(matcher.fill_drafts, drafts, rows)))
 
 
 def _timed(run: Callable[[], object]) -> float:
