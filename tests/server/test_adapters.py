@@ -504,6 +504,20 @@ async def test_a_request_does_not_wait_for_its_adapter_beyond_its_timeout(server
     await ask(server, model="wild")
 
 
+async def test_a_folder_that_does_not_fit_says_why_and_is_not_read_for_every_request(
+    server, engine
+):
+    def refuse(generation, directory):
+        raise InvalidAdapter("tensors fit no site", report=LoadReport(unmatched=("x",)))
+
+    engine.info_of = refuse
+    for _ in range(3):
+        refused = await ask(server, 400, model="wild")
+        assert code(refused) == "invalid_lora_adapter"
+        assert refused["report"]["unmatched"] == ["x"]
+    assert len(engine.loads) == 1
+
+
 @pytest.mark.parametrize("name", ["nothing", "..", ".hidden", "a/b", "link", "x" * 65, "wild\0"])
 async def test_what_no_folder_serves_is_an_unknown_model(server, engine, folder, name):
     (folder.parent / "link").symlink_to(folder / "sql")

@@ -60,9 +60,9 @@ async def resolve(
     choice = choose(body, served)
     found: list[tuple[Named, float]] = []
     for name, generation, scale in choice.picks:
-        pick = (name, generation, scale)
+        pick, left_s = (name, generation, scale), time_left_s()
         try:
-            named = await asyncio.wait_for(_take(context, pick, access, held), time_left_s())
+            named = await asyncio.wait_for(_take(context, pick, access, held), left_s)
         except TimeoutError:
             raise DeadlineExceeded(
                 "the request's timeout passed while its adapter loaded"

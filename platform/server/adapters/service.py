@@ -23,10 +23,12 @@ from plait.adapters.sources import find_adapter
 from plait.platform.bundles import tokenizer_of
 from plait.platform.errors import (
     AdapterBusy,
+    AdapterError,
     AdapterPathForbidden,
     AdapterPathNotFound,
     AdapterUnavailable,
     ConfigError,
+    InvalidAdapter,
     PlaitError,
 )
 
@@ -41,6 +43,8 @@ Read = Callable[["AdapterStore"], "StoredAdapter"]
 log = logging.getLogger("plait.server")
 
 _NUM_READERS = 2  # adapters that are copied at a time
+_UNFIT_S = 5.0  # that a folder which does not fit is not tried again for a request
+_NUM_UNFIT = 256
 
 
 class AdapterService:
@@ -63,6 +67,7 @@ class AdapterService:
         self._store: AdapterStore | None = None
         self._root: Path | None = None
         self._num_stored: Counter[str] = Counter()  # holds of the store, by generation
+        self._unfit: dict[str, tuple[float, AdapterError]] = {}  # folders, and until when
         self.num_waiting = 0  # requests for an adapter that is not there yet
         self._tasks: set[asyncio.Task[Any]] = set()
         self._tokenizers: dict[str, Tokenizer] = {}  # of generations with a chat template
@@ -182,6 +187,7 @@ class AdapterService:
     async def _demand(self, name: str, jail: Path) -> bool:
         task = self._loading.get(name)
         if task is None:
+            self._check_fit(name)
             if not await asyncio.to_thread((jail / name).is_dir):
                 return False
             task = self._loading.get(name)
@@ -195,7 +201,23 @@ class AdapterService:
         except (AdapterPathNotFound, AdapterPathForbidden) as error:
             log.warning("adapter directory: %s", error.message)
             return False
+        except AdapterError as error:
+            if error.status == InvalidAdapter.status:
+                self._remember_unfit(name, error)
+            raise
         return True
+
+    def _check_fit(self, name: str) -> None:
+        """Raise again what a moment ago made the folder unfit: reading it anew costs too much."""
+        until_s, error = self._unfit.get(name, (0.0, None))
+        if error is not None and time.monotonic() < until_s:
+            raise type(error)(error.message, param=error.param, report=error.report)
+
+    def _remember_unfit(self, name: str, error: AdapterError) -> None:
+        self._unfit.pop(name, None)
+        if len(self._unfit) >= _NUM_UNFIT:
+            del self._unfit[next(iter(self._unfit))]
+        self._unfit[name] = (time.monotonic() + _UNFIT_S, error)
 
     # --- letting go ---
 
