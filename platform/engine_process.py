@@ -147,8 +147,9 @@ def serve(link: Link, engine: Engine) -> None:
             link.send(Events(events=events, stats=engine.stats))
         elif told.heartbeat_is_due(engine.stats.num_steps, at_work=at_work):
             link.send(Heartbeat(stats=engine.stats, unfinished=engine.num_unfinished))
-        if told.states_are_due() and (states := engine.adapter_states()) is not None:
+        if told.states_may_be_due() and (states := engine.adapter_states()) is not None:
             link.send(AdapterStates(states=states))
+            told.states()
     link.close()
 
 
@@ -168,13 +169,13 @@ class _Told:
             self._heartbeat_s = now
         return due
 
-    def states_are_due(self) -> bool:
-        """At most a few times a second."""
-        now = time.monotonic()
-        due = now - self._states_s >= ADAPTER_STATES_S
-        if due:
-            self._states_s = now
-        return due
+    def states_may_be_due(self) -> bool:
+        """At most a few times a second, if they changed."""
+        return time.monotonic() - self._states_s >= ADAPTER_STATES_S
+
+    def states(self) -> None:
+        """They were told."""
+        self._states_s = time.monotonic()
 
 
 def _handle(link: Link, engine: Engine, message: ToEngine) -> None:

@@ -69,7 +69,8 @@ async def test_an_adapter_is_served_and_survives_the_engine(
     assert len(with_adapter) == len(base) == 12
     assert with_adapter != base
     await client.pin_adapter(info.generation, pinned=True)
-    await until(lambda: client.adapter_states[info.generation].pinned)
+    states = lambda: client.adapter_states.get(info.generation)  # noqa: E731
+    await until(lambda: (state := states()) is not None and state.pinned)
     assert client.adapter_states[info.generation].level == AdapterLevel.DEVICE
 
     (tmp_path / "broken").mkdir()
