@@ -2,7 +2,9 @@
 
 `load_model(options)` gives an executor, `check_model(options)` says whether it would. In reading
 order: source (where files are) → build (transformers' class, our leaves) → probe (what its layers
-ask for) → weights (filling it) → executor (running it).
+ask for) → weights (filling it) → executor (running it). Adapters: sites (what they can change) →
+placement and tables (making one ready) → adapters (whose rows a step has) → adapter_step (what
+leaves, experts, embedding and head do about it).
 """
 
 from plait.platform.model.load import LoadedModel, SupportReport, check_model, load_model
