@@ -198,7 +198,7 @@ class ProcessClient:
     async def pin_adapter(self, generation: str, *, pinned: bool) -> None:
         """See `EngineClient.pin_adapter`."""
         with contextlib.suppress(EngineDied):  # the next engine is told when it gets the adapter
-            await self._adapters.pin(generation, pinned)
+            await self._adapters.pin(generation, pinned=pinned)
 
     async def drop_adapter(self, generation: str) -> None:
         """See `EngineClient.drop_adapter`."""

@@ -38,7 +38,7 @@ class EngineAdapters:
         generation = message.generation
         known = self._infos.get(generation)
         if known is not None:
-            await self.pin(generation, message.pinned or self._live[generation].pinned)
+            await self.pin(generation, pinned=message.pinned or self._live[generation].pinned)
             return known
         future = self._loading.get(generation)
         if future is not None:
@@ -57,7 +57,7 @@ class EngineAdapters:
         self._live[generation], self._infos[generation] = message, info
         return info
 
-    async def pin(self, generation: str, pinned: bool) -> None:
+    async def pin(self, generation: str, *, pinned: bool) -> None:
         """See `EngineClient.pin_adapter`."""
         live = self._live.get(generation)
         if live is not None and live.pinned != pinned:
