@@ -18,6 +18,7 @@ class Limits:
     max_properties: int = 5_000
     max_enum: int = 1_000
     max_alternatives: int = 256  # of one type, in one place
+    max_work: int = 100_000  # branches joined and merged, about 10 µs each
     max_definitions: int = 4_000
     max_written_bytes: int = 512 * 1024
 

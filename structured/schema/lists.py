@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from plait.structured.schema.reading import Reader
 
 _MAX_ARRANGEMENTS = 128
+_MAX_DISTINCT = 5  # values of which all lists without repetition, 326 of them, are written out
 
 
 def shapes(reader: Reader, branch: Branch) -> list[Shape]:
@@ -152,11 +153,11 @@ def _distinct(reader: Reader, shape: Array, atom: Unique) -> list[Shape]:
             atom.at,
             "uniqueItems",
             "a grammar cannot compare items",
-            "bound the list to one item, list up to four values by 'enum', or leave it out",
+            "bound the list to one item, list up to five values by 'enum', or leave it out",
         )
     ]
     values = _finite(reader, shape.rest) if not shape.prefix else None
-    if values is None or len(values) > 4:
+    if values is None or len(values) > _MAX_DISTINCT:
         return refused
     high = len(values) if shape.high is None else min(shape.high, len(values))
     found = [

@@ -49,6 +49,7 @@ class Merger:
         """The shapes of a branch of one type."""
         key = (branch, kind)
         if key not in self._shapes:
+            self._reader.spend(4 + len(branch))
             self._shapes[key] = self._merge(branch, kind)
         return self._shapes[key]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from plait.platform.errors import GrammarTooComplex
 from plait.structured.schema.document import Document, children
 from plait.structured.schema.limits import Limits, check_bounds, escape
 from plait.structured.schema.reading import Reader
@@ -84,7 +85,12 @@ def normalise(schema: Any, spec: GrammarSpec, limits: Limits | None = None) -> N
     refusals = dict.fromkeys(_forbidden(schema))
     reader = Reader(document, limits)
     writer = Writer(reader)
-    written = writer.write(reader.formula("")) if schema is not True else {}
+    try:
+        written = writer.write(reader.formula(""))
+    except RecursionError:
+        raise GrammarTooComplex(
+            "the schema leads too deep through its references; flatten it", param=spec.param
+        ) from None
     refusals |= writer.refusals
     if spec.strict:
         refusals |= dict.fromkeys(map(_open_object, writer.open_objects))

@@ -47,9 +47,19 @@ class Reader:
         self.originals: dict[str, Any] = {}  # values by identity, as the schema writes them
         self.notes: dict[str, None] = {}
         self.merger = Merger(self)
+        self._spent = 0
         self._known: dict[tuple[Literal, str, bool], Alternatives] = {}
         self._open: set[tuple[Literal, str, bool]] = set()
         self._disjoint: dict[tuple[Literal, Literal, str], bool] = {}
+
+    def spend(self, amount: int) -> None:
+        """Count work. Raises `GrammarTooComplex` where a schema takes more than its share."""
+        self._spent += amount
+        if self._spent > self.limits.max_work:
+            raise GrammarTooComplex(
+                "the schema takes too long to unfold; nest fewer oneOf, anyOf, not and if",
+                param=self.document.param,
+            )
 
     # --- formulas ---
 
@@ -294,11 +304,13 @@ class Reader:
         return self.alternatives(Literal(pointer, False), kind)
 
     def _joint(self, groups: list[Alternatives], kind: str) -> Alternatives:
+        self.spend(sum(map(len, groups)))
         return conjunction(
             groups, self.limits.max_alternatives, lambda found: self._alive(found, kind)
         )
 
     def _alive(self, found: Alternatives, kind: str) -> Alternatives:
+        self.spend(len(found))
         return [branch for branch in found if not self.merger.is_dead(branch, kind)]
 
     def _one_of(self, members: list[str], kind: str, apart: bool, positive: bool) -> Alternatives:
@@ -324,6 +336,7 @@ class Reader:
         key = (one, other, kind)
         if key not in self._disjoint:
             pairs = itertools.product(self.alternatives(one, kind), self.alternatives(other, kind))
+            self.spend(len(self.alternatives(one, kind)) * len(self.alternatives(other, kind)))
             self._disjoint[key] = all(
                 self.merger.is_dead(branch, kind)
                 for left, right in pairs

@@ -204,6 +204,38 @@ def test_free_keys_cannot_repeat_a_declared_one_by_an_escape():
     assert not grammar.accepts('{"a":1,"a":"x"}')
 
 
+def test_lists_of_few_values_without_repetition_are_written_out():
+    schema = {"type": "array", "items": {"enum": ["a", "b", 3]}, "uniqueItems": True, "minItems": 1}
+    assert accepts(schema, ["b"])
+    assert accepts(schema, [3, "b", "a"])
+    assert not any(accepts(schema, wrong) for wrong in ([], ["a", "a"], [3, "b", "a", 3]))
+
+
+def nested(depth, wrap):
+    schema = {"type": "null"}
+    for _ in range(depth):
+        schema = wrap(schema)
+    return schema
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda inner: {"not": inner},
+        lambda inner: {"type": "array", "items": inner},
+        lambda inner: {"anyOf": [inner, {"type": "string"}]},
+        lambda inner: {"oneOf": [inner, {"type": "object", "properties": {"a": inner}}]},
+        lambda inner: {"type": "object", "properties": {"a": inner}, "required": ["a"]},
+    ],
+)
+@pytest.mark.parametrize("depth", [8, 60, 2000])
+def test_depth_is_served_or_refused_never_a_crash(wrap, depth):
+    if depth > 8 and "oneOf" in wrap({}):
+        pytest.skip("doubles at each level: beyond any bound of bytes before it is built")
+    with contextlib.suppress(GrammarTooComplex, UnsupportedSchemaKeyword, InvalidSchema):
+        route(schema_spec(nested(depth, wrap)))
+
+
 def test_a_key_of_two_patterns_obeys_both_and_no_other():
     integer, small = {"type": "integer"}, {"maximum": 5}
     schema = {
