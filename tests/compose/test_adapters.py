@@ -91,6 +91,7 @@ def run(started: Started, asked: list[Request], rng: random.Random | None) -> di
         for event in engine.step():
             _take(tokens, event)
         engine.scheduler.check_integrity()
+        assert engine._executor.placed_bytes <= engine.stats.adapter_device_bytes
     return tokens
 
 
@@ -152,7 +153,7 @@ def test_256_adapters_with_memory_for_20_answer_as_each_alone(
 
     stats = few.engine.stats
     assert stats.adapter_evictions > 50
-    assert stats.adapter_device_bytes <= budget
+    assert few.engine._executor.placed_bytes == stats.adapter_device_bytes <= budget
     assert stats.adapter_host_bytes <= host_budget
     assert stats.kv_usage == 0
     assert all(together.values())
