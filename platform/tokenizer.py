@@ -101,6 +101,10 @@ class Tokenizer:
         """Whether `render_chat` can work."""
         return bool(self._templates)
 
+    def chat_template_for(self, *, with_tools: bool = False) -> ChatTemplate | None:
+        """The template that `render_chat` uses; None where there is none."""
+        return self._template(with_tools) if self._templates else None
+
     def with_chat_template(self, source: str) -> Tokenizer:
         """This tokenizer with another chat template. Raises `ConfigError` where it is none."""
         from plait.platform.chat_template import ChatTemplate

@@ -64,6 +64,10 @@ def route(spec: GrammarSpec) -> Route:
             from plait.structured import tags
 
             return tags.route_tag(spec)
+        case GrammarKind.OUTLINE:
+            from plait.structured import outline
+
+            return outline.route_outline(spec)
 
 
 # --- schemas ---
@@ -84,11 +88,17 @@ def of_written(found: Normalised, spec: GrammarSpec) -> Route:
         options = whitespace.for_xgrammar(spaces)
         if _xgrammar_reads(found.schema, options):
             return _routed("xgrammar", found, options, ())
-    options = whitespace.for_llguidance(spaces)
+    return by_llguidance(found, spec, whitespace.for_llguidance(spaces), spaces.notes)
+
+
+def by_llguidance(
+    found: Normalised, spec: GrammarSpec, options: dict[str, Any], notes: tuple[str, ...] = ()
+) -> Route:
+    """The route to llguidance, if it can build the schema. `options` are its overrides."""
     error = llguidance_error(_llguidance_grammar(found.schema, options))
     if error:
         raise _llguidance_refusal(error, found, spec)
-    return _routed("llguidance", found, options, spaces.notes)
+    return _routed("llguidance", found, options, notes)
 
 
 def _routed(
@@ -220,6 +230,13 @@ def _regex(spec: GrammarSpec) -> Route:
 
 
 def _choice(spec: GrammarSpec) -> Route:
+    check_choices(spec)
+    literals = " | ".join(_literal(each) for each in dict.fromkeys(spec.content))
+    return Route(backend="xgrammar", kind=GrammarKind.GRAMMAR, content=f"root ::= {literals}\n")
+
+
+def check_choices(spec: GrammarSpec) -> None:
+    """Raise where the content is no list of choices, or too long."""
     choices = spec.content
     if not isinstance(choices, list) or not choices:
         raise InvalidGrammar("choices are a list of texts", param=spec.param)
@@ -230,8 +247,6 @@ def _choice(spec: GrammarSpec) -> Route:
             f"{MAX_CHOICES:,} choices and {MAX_TEXT_BYTES:,} characters are the limit",
             param=spec.param,
         )
-    literals = " | ".join(_literal(each) for each in dict.fromkeys(choices))
-    return Route(backend="xgrammar", kind=GrammarKind.GRAMMAR, content=f"root ::= {literals}\n")
 
 
 def _literal(text: str) -> str:

@@ -100,6 +100,8 @@ class LLGuidanceBackend:
                 if "x-guidance" in content:
                     raise InvalidGrammar("x-guidance has no place in a grammar")
                 text = content
+            case GrammarKind.OUTLINE:
+                text = content  # written by us, options of its schemas and all
             case GrammarKind.STRUCTURAL_TAG:
                 raise InvalidGrammar(
                     "the grammar cannot be compiled: a structural tag needs xgrammar"
