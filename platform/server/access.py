@@ -40,6 +40,7 @@ class Access:
     key_digest: str = ""  # SHA-256 of the key; empty: it brought none
     adapters: tuple[str, ...] | None = None
     weight: float = 1.0
+    is_admin: bool = False  # it may change what is loaded
 
     def may_use(self, adapter: str) -> bool:
         """Whether the adapter of that name exists for this caller."""

@@ -29,15 +29,16 @@ class Auth:
         self._app = app
         grants = [*(Grant(key=key) for key in settings.api_keys), *settings.grants]
         self._is_open = not grants
-        self._admin_digest = None
-        if settings.admin_key is not None:
-            grants.append(Grant(key=settings.admin_key))
-            self._admin_digest = _digest(settings.admin_key.encode())
         self._access = [_access(grant) for grant in grants]
+        admin_paths = frozenset[str]()
+        if settings.admin_key is not None:
+            admin = Access(key_digest=_digest(settings.admin_key.encode()), is_admin=True)
+            self._access.append(admin)
+            admin_paths = ADMIN_PATHS
         root = settings.root_path.rstrip("/")
         paths = OPEN_PATHS | ({"/metrics"} if settings.metrics_public else set())
         self._open_paths = {root + path for path in paths}
-        self._admin_paths = {root + path for path in ADMIN_PATHS}
+        self._admin_paths = {root + path for path in admin_paths}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request pass, or answer it with 401."""
@@ -55,9 +56,9 @@ class Auth:
         await self._app(scope, receive, send)
 
     def _refusal(self, path: str, access: Access | None) -> Unauthorized | None:
-        if self._admin_digest is not None and path in self._admin_paths:
-            if access is None or access.key_digest != self._admin_digest:
-                return Unauthorized("this needs the admin key: send it as an API key is sent")
+        if path in self._admin_paths:
+            if access is None or not access.is_admin:
+                return needs_admin_key()
         elif access is None and not self._is_open and path not in self._open_paths:
             return Unauthorized(
                 "missing or wrong API key: send it as 'Authorization: Bearer KEY' or 'X-Api-Key'"
@@ -73,6 +74,11 @@ class Auth:
             if secrets.compare_digest(access.key_digest, given):
                 found = access
         return found
+
+
+def needs_admin_key() -> Unauthorized:
+    """What is said to others than the admin."""
+    return Unauthorized("this needs the admin key: send it as an API key is sent")
 
 
 def _access(grant: Grant) -> Access:

@@ -89,6 +89,8 @@ class ServerSettings:
             raise ValueError("an API key is empty")
         if self.admin_key == "":
             raise ValueError("the admin key is empty")
+        # Whoever compares paths has it before them, so it may not differ by a slash.
+        object.__setattr__(self, "root_path", self.root_path.rstrip("/"))
 
     def takes_tensors(self, path: str) -> bool:
         """Whether what is posted to `path` (without the root path) is an adapter's weights."""

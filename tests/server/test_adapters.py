@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_engine import FakeEngine, make_info
-from support.http_app import MESSAGES, http_client, make_app, openai_client, sse_events
+from support.http_app import MESSAGES, Connection, http_client, make_app, openai_client, sse_events
 
 from plait.adapters.info import LoadReport
 from plait.platform.errors import (
@@ -549,6 +549,18 @@ async def test_the_admin_key_alone_opens_the_admins_routes(engine, folder):
         await ask(http, model="sql", headers=ADMIN)
         await ask(http, 401, model="sql")
     await app.state.context.adapters.close()
+
+
+@pytest.mark.parametrize("root", ["/llm", "/llm/", "llm", "/"])
+async def test_no_prefix_of_the_proxy_opens_the_admins_routes(engine, folder, root):
+    app = make_app(engine, root_path=root, admin_key="boss", adapter_dir=str(folder.parent))
+    given = app.state.context.settings.root_path  # what uvicorn is given, and puts before paths
+    for prefix in {given, root}:
+        connection = Connection(app, f"{prefix}{LOAD}", b'{"lora_name": "x", "lora_path": "wild"}')
+        connection._scope |= {"root_path": prefix}
+        async with connection:
+            assert (await connection.next_message())["status"] == 401
+    assert not len(app.state.context.adapters.registry)
 
 
 async def test_a_forbidden_adapter_is_answered_like_an_unknown_one(engine, folder):

@@ -1,6 +1,7 @@
 """Routes that list adapters, and, where there is an admin key, those that change them.
 
-Paths and fields are vLLM's and SGLang's. `Auth` has checked the key before anything is read here.
+Paths and fields are vLLM's and SGLang's. `Auth` has checked the key before anything is read here,
+and each route that changes something asks again.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from plait.adapters.info import AdapterLevel, AdapterState
 from plait.adapters.registry import Wish, is_generation
 from plait.platform.errors import AdapterNotFound, BadRequest
+from plait.platform.server.auth import needs_admin_key
 from plait.platform.server.errors import InvalidRequestBody
 from plait.platform.server.models import visible
 from plait.platform.server.openapi import takes
@@ -52,7 +54,7 @@ def adapters_router(context: ServerContext) -> APIRouter:
 
 def admin_router(context: ServerContext) -> APIRouter:
     """Routes that change what is loaded."""
-    router = APIRouter()
+    router = APIRouter(dependencies=[Depends(_admins_only)])
 
     @router.post("/v1/load_lora_adapter", openapi_extra=takes(LoadAdapterRequest))
     @router.post("/load_lora_adapter", include_in_schema=False)
@@ -101,6 +103,12 @@ def admin_router(context: ServerContext) -> APIRouter:
         return _json({"success": True, "generation": named.generation, "leases": leases})
 
     return router
+
+
+async def _admins_only(request: Request) -> None:
+    """`Auth` knows these routes by their paths; a path that it took for another ends here."""
+    if not request.state.access.is_admin:
+        raise needs_admin_key()
 
 
 class TensorQuery(pydantic.BaseModel):
