@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from plait.adapters.claims import Claims, Waiter
 from plait.platform.core import Sequence, SequenceState
+from plait.platform.strand import Strand
 
 if TYPE_CHECKING:
     from plait.adapters.pool import AdapterPool
@@ -28,7 +29,7 @@ class _Lease:
     since_s: float  # when it began to wait
 
 
-class AdapterStrand:
+class AdapterStrand(Strand):
     """Implements `platform.strand.Strand`.
 
     A waiting sequence whose adapter was asked for more than `drain_s` ago makes room for itself:
@@ -93,6 +94,10 @@ class AdapterStrand:
     def busy(self) -> bool:
         """See `Strand.busy`: the best of those that wait will run, once nothing else does."""
         return len(self._claims) > 0
+
+    def wait(self, timeout_s: float) -> None:
+        """See `Strand.wait`."""
+        self._pool.wait(timeout_s)
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """See `Strand.check_integrity`."""

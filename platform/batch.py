@@ -44,7 +44,6 @@ class StepBatch:
     adapter_segments: tuple[AdapterSegment, ...] = ()  # by first row, then the request's order
     image_rows: np.ndarray  # int64 [I]: rows whose embedding comes from an image
     num_drafts: np.ndarray  # int32 [S]
-    mask_rows: np.ndarray  # int32 [R]: row of the grammar bitmask, -1 = unconstrained
 
 
 def build(plan: StepPlan, block_size: int) -> StepBatch:
@@ -78,7 +77,6 @@ def build(plan: StepPlan, block_size: int) -> StepBatch:
         adapter_segments=_adapter_segments(spans, query_start.tolist()),
         image_rows=np.zeros(0, np.int64),
         num_drafts=_int64(len(span.drafts) for span in spans).astype(np.int32),
-        mask_rows=np.full(len(span_of_sample), -1, np.int32),
     )
 
 

@@ -191,6 +191,20 @@ class AdapterUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledGrammar:
+    """A grammar ready for matchers, for one vocabulary."""
+
+    key: str  # SHA-256 (hex) over backend, its version, vocabulary, canonical grammar, options
+    backend: str  # "xgrammar" | "llguidance"
+    payload: bytes  # what the backend makes a matcher from
+    num_bytes: int  # that a matcher's grammar takes in memory, about
+    vocabulary: str = ""  # digest of the vocabulary that it was compiled for
+    notes: tuple[str, ...] = ()  # for the client, such as of a tool without its schema
+    # What that has beyond the model's own: (id, bytes, whether it is special).
+    added_tokens: tuple[tuple[int, bytes, bool], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What a client asked, tokenized and checked. Immutable."""
 
@@ -205,7 +219,7 @@ class Request:
     tenant: str = ""  # who shares a fair share; the digest of a key, never the key
     share: float = 1.0  # the tenant's weight against others
     images: tuple[Any, ...] = ()  # image items, once vision is served
-    grammar: Any = None  # compiled grammar, once structure is served
+    grammar: CompiledGrammar | None = None  # what the answer must obey
     # Token sequences of `params.bad_words` (with and without a leading space).
     bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
 
@@ -238,6 +252,8 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # of the prompt, found in the prefix cache at first admission
     num_preemptions: int = 0
+    num_draft_tokens: int = 0  # drafts that steps verified for it
+    num_accepted_tokens: int = 0  # of these, how many its output has
     block_ids: list[list[int]] = field(default_factory=list)  # per KV group; 0 = null block
     drafts: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -319,6 +335,7 @@ class SpanResult:
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if wanted
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # for prompt tokens start+1 … of this span
     error: str | None = None
+    error_code: str = "internal_error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,6 +364,8 @@ class Event:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0  # so far
     num_cached_tokens: int = 0
+    num_draft_tokens: int = 0  # verified so far
+    num_accepted_tokens: int = 0  # of these, how many are among the output
     queued_s: float = 0.0  # seconds from `Engine.add` to its first step
     num_preemptions: int = 0
     error: tuple[str, str] | None = None

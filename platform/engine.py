@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 
 from plait.platform.batch import build
 from plait.platform.core import Event, FinishReason, Span, SpanResult, StepPlan, StepResult
-from plait.platform.errors import AdapterUnavailable, InternalError
+from plait.platform.errors import AdapterUnavailable, InternalError, PlaitError
 from plait.platform.messages import AdapterLoaded, Stats
 from plait.platform.output import OutputText
 from plait.platform.sampling import Sampler
 from plait.platform.scheduler import Commit, Scheduler
 from plait.platform.stopping import check_stop
+from plait.platform.strand import Strands
 
 if TYPE_CHECKING:
     from plait.adapters.info import AdapterState
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What waits for adapters is asked for anew so often; what the loader has finished, at once.
+# What waits for a strand is asked for anew so often; what the strand has finished, at once.
 WAIT_S = 0.005
 
 _COUNTED = ("num_steps", "prompt_tokens", "generation_tokens", "adapter_rows")
@@ -62,6 +63,7 @@ class Engine:
     ) -> None:
         self.config = config
         self.scheduler = Scheduler(config.scheduler, config.cache, strands)
+        self._strands = Strands(strands)
         self._adapters = adapters
         self._answers: list[AdapterLoaded] = []  # to adapters that no pool takes
         self._executor = executor
@@ -159,14 +161,14 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one step; return what it made known, in no particular order of requests.
 
-        Where all that is unfinished waits for adapters, it waits for them, for `WAIT_S` at most.
+        Where all that is unfinished waits for a strand, it waits for it, for `WAIT_S` at most.
         """
         began = self._clock()
         events, self._pending = self._pending, []
         plan = self.scheduler.plan(began)
         if plan is None:
-            if not events and self._adapters is not None and self._has_to_wait:
-                self._adapters.wait(WAIT_S)
+            if not events:
+                self._wait()
             return events
         events += [self._final_event(sequence) for sequence in plan.finished]
         for span in plan.spans:
@@ -180,9 +182,11 @@ class Engine:
         self._count(plan, began)
         return events
 
-    @property
-    def _has_to_wait(self) -> bool:
-        return self.num_unfinished > 0 or self.is_loading
+    def _wait(self) -> None:
+        if self.num_unfinished:
+            self._strands.wait(WAIT_S)
+        elif self._adapters is not None and self._adapters.busy:
+            self._adapters.wait(WAIT_S)
 
     def _compute(self, plan: StepPlan) -> StepResult:
         """Forward, logits, sampling. A fault is pinned on the spans that cause it.
@@ -190,6 +194,7 @@ class Engine:
         Computing a span again is safe: it writes the same values into the same slots.
         """
         try:
+                self._propose(commit.sequence)
             return self._forward(plan)
         except Exception:
             log.exception("step %d failed with %d spans", plan.step_id, len(plan.spans))
@@ -207,30 +212,45 @@ class Engine:
         if batch.adapter_segments:
             self._counts["adapter_rows"] += _num_rows(batch.adapter_segments)
         hidden = self._executor.forward(batch)
-        return self._sampler.sample(plan, batch, hidden, self._executor)
+        return self._sampler.sample(plan, batch, hidden, self._executor, masks)
 
     def _stop(
         self, sequence: Sequence, token_id: int
     ) -> tuple[FinishReason, int | str | None] | None:
         try:
-            return check_stop(sequence, token_id, self.config.model.eos_token_ids)
+            ending = check_stop(sequence, token_id, self.config.model.eos_token_ids)
+            complete = self._strands.commit(sequence, token_id)
+        except PlaitError as error:
+            sequence.failure = (error.code, error.message)
+            return FinishReason.ERROR, None
         except Exception:
             log.exception("request %s failed", sequence.request.request_id)
             sequence.failure = (InternalError.code, "the text of this answer could not be made")
             return FinishReason.ERROR, None
 
+        masks = self._strands.stage(plan)
     # --- what leaves ---
 
     def _events(self, commit: Commit) -> list[Event]:
         sequence = commit.sequence
         request = sequence.request
         if commit.prompt_logprobs:
+        """Why `sequence` ends with a token, if it does: the stop rules', or that it is complete."""
             known = self._prompt_logprobs.setdefault(request.request_id, [])
             known.extend(commit.prompt_logprobs)
         finish = sequence.finish_reason
         if not commit.token_ids and finish is None:
             return []
         if finish is FinishReason.ERROR:
+        if complete and (ending is None or ending[0] is FinishReason.LENGTH):
+            return FinishReason.STOP, None
+        return ending
+
+    def _propose(self, sequence: Sequence) -> None:
+        """Drafts for the next step; all of them may hold, and one token more comes with them."""
+        if sequence.finish_reason is None:
+            limit = sequence.max_total_tokens - len(sequence.tokens) - 1
+            sequence.drafts[:] = self._strands.propose(sequence, limit)
             return [self._final_event(sequence)]
         event = self._event(sequence, final=finish is not None)
         return [replace(event, token_ids=commit.token_ids, logprobs=commit.logprobs)]
@@ -265,6 +285,8 @@ class Engine:
 
     # --- what is counted ---
 
+            num_draft_tokens=sequence.num_draft_tokens,
+            num_accepted_tokens=sequence.num_accepted_tokens,
     @property
     def stats(self) -> Stats:
         """Gauges and counters as they stand."""
@@ -292,6 +314,7 @@ class Engine:
         sequence, num_new = commit.sequence, len(commit.token_ids)
         self._counts["generation_tokens"] += num_new
         if sequence.index == 0 and num_new == sequence.num_output_tokens:
+            **self._strands.figures,
             prompt_done = num_new > 0 or sequence.finish_reason is FinishReason.LENGTH
             self._counts["prompt_tokens"] += sequence.num_prompt_tokens * prompt_done
 

@@ -266,6 +266,12 @@ class InternalError(PlaitError):
     """A fault of ours that ended one request."""
 
 
+class GrammarFault(InternalError):
+    """A grammar's matcher broke down; the answer that it was for ends."""
+
+    code = "grammar_internal_error"
+
+
 def by_code(code: str) -> type[PlaitError]:
     """The error class of a wire code; `InternalError` where it is unknown."""
     classes: list[type[PlaitError]] = [PlaitError]

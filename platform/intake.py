@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from plait.adapters.composition import uses
-from plait.platform.core import Request, SamplingParams
-from plait.platform.errors import BadRequest, ContextLengthExceeded
+from plait.platform.core import CompiledGrammar, Request, SamplingParams
+from plait.platform.errors import BadRequest, ContextLengthExceeded, Unsupported
 
 if TYPE_CHECKING:
     from plait.adapters.info import AdapterInfo
@@ -66,6 +66,8 @@ class Intake:
         self._check_params(params, vocab_size)
         return Request(
             request_id=request_id,
+        if grammar is not None:
+            self._check_constrained(params)
             prompt_token_ids=prompt,
             params=params,
             priority=priority,
@@ -142,6 +144,20 @@ class Intake:
     def _check_min_tokens(self, params: SamplingParams) -> None:
         """An answer must be able to reach `min_tokens` without an end token."""
         allowed = params.allowed_token_ids
+    def _check_constrained(self, params: SamplingParams) -> None:
+        """A constrained answer ends where its grammar says, by the model's end token."""
+        if params.ignore_eos:
+            raise BadRequest(
+                "ignore_eos has no meaning where the form of the answer is constrained, as that "
+                "says when it ends; leave it out",
+                param="ignore_eos",
+            )
+        if not self._eos:
+            raise Unsupported(
+                "this model has no end token, so an answer whose form is constrained could not end",
+                param="response_format",
+            )
+
         if allowed is None or params.min_tokens == 0:
             return
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos)}

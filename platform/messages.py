@@ -104,6 +104,16 @@ class Stats(msgspec.Struct, frozen=True):
     adapter_host_bytes: int = 0
     adapter_device_bytes: int = 0
 
+    grammar_sequences: int = 0  # whose grammar was opened
+    grammar_opens: int = 0  # from the payload, not found loaded
+    grammar_open_seconds: float = 0.0
+    grammar_faults: int = 0  # answers that ended with `grammar_internal_error`
+    grammar_bytes: int = 0  # loaded grammars, about
+    mask_rows: int = 0
+    mask_seconds: float = 0.0  # spent filling masks, beside the forward pass
+    mask_wait_seconds: float = 0.0  # of these, how long steps waited
+    forced_tokens: int = 0  # text that grammars force, proposed as drafts and verified
+    accepted_forced_tokens: int = 0
 
 class Events(msgspec.Struct, tag="events"):
     """What one step made known."""

@@ -5,6 +5,10 @@ the drafts before it were already output; drafts are accepted while they equal i
 after them is then already right. So drafts can change neither text nor distribution, and every
 option (penalties, masks, logprobs, …) works with them because there is one path for all.
 
+What a grammar forbids goes first: penalties, bias and filters see a row in which it is impossible.
+Logprobs are those of the row before that, as with `allowed_token_ids` and all other options: the
+model's own, so that a constrained token shows how likely it was by itself.
+
 Rows are worked on one at a time: each is a long vector, and what a row gives cannot depend on
 its neighbours. A greedy row without further options costs its argmax and nothing else.
 """
@@ -13,6 +17,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +26,7 @@ import numpy.typing as npt
 
 from plait.platform import penalties
 from plait.platform.core import Sequence, Span, SpanResult, StepPlan, StepResult, TokenLogprobs
+from plait.platform.errors import BadRequest, InternalError
 from plait.platform.logprobs import token_logprobs
 from plait.platform.noise import Noise, stream_key
 from plait.platform.ops.gumbel_argmax import gumbel_argmax
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
 
     from plait.platform.batch import StepBatch
     from plait.platform.executor import Executor
+    from plait.platform.strand import RowMasks
 
 Floats = npt.NDArray[np.float32]
 
@@ -41,6 +49,19 @@ _MAX_WIDTHS = 8  # of vocabularies widened by adapters, whose noise is kept
 
 class _NoToken(Exception):
     """A row from which no token can be chosen; the message is the sequence's error."""
+
+    def __init__(self, message: str, code: str = InternalError.code) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(slots=True)
+class _Row:
+    """The logits of one sample row."""
+
+    logits: Floats  # without what a grammar forbids
+    raw: Floats  # as the model gave them; the same where no grammar forbids or nobody asks
+    masked: bool = False
 
 
 class Sampler:
@@ -58,23 +79,36 @@ class Sampler:
         self._histories = penalties.Histories(vocab_size)
 
     def sample(
-        self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, executor: Executor
+        self,
+        plan: StepPlan,
+        batch: StepBatch,
+        hidden: torch.Tensor,
+        executor: Executor,
+        masks: RowMasks | None = None,
     ) -> StepResult:
         """The tokens that each span of `plan` produced, with the logprobs that it wants.
 
         `hidden`: [T, D], from `executor.forward(batch)`. Logits are made in slices of at most
-        `MAX_LOGIT_ROWS` rows. A row that holds NaN ends its own sequence only.
+        `MAX_LOGIT_ROWS` rows. A row that holds NaN ends its own sequence only, and so does a mask
+        that could not be made.
         """
         results = [SpanResult() for _ in plan.spans]
+        faults = {} if masks is None else masks.wait()
         with np.errstate(all="ignore"):
             for group in _groups(plan):
                 rows = np.concatenate([_sample_rows(batch, s) for s in group])
-                logits = iter(self._logits(hidden, rows, executor))
-                for s in group:
-                    span = plan.spans[s]
-                    width = self._width(span.sequence)
-                    results[s] = self._guarded(
-                        span, [next(logits)[:width] for _ in range(span.num_samples)]
+                made = self._rows(
+                    [plan.spans[s] for s in group],
+                    self._logits(hidden, rows, executor),
+                    masks,
+                    int(batch.sample_start[group[0]]),
+                )
+                for s, span_rows in zip(group, made, strict=True):
+                    fault = faults.get(s)
+                    results[s] = (
+                        self._guarded(plan.spans[s], span_rows)
+                        if fault is None
+                        else SpanResult(error=fault.message, error_code=fault.code)
                     )
             for s, span in enumerate(plan.spans):
                 if span.wants_prompt_logprobs and results[s].error is None:
@@ -87,6 +121,32 @@ class Sampler:
         logits: Floats = executor.logits(hidden, rows).cpu().numpy()
         return logits
 
+    def _rows(
+        self,
+        spans: SequenceOf[Span],
+        logits: Floats,
+        masks: RowMasks | None,
+        first_row: int,
+    ) -> Iterator[list[_Row]]:
+        """The rows of each span, masked; they are consecutive ones of `logits`."""
+        raw: dict[int, Floats] = {}
+        masked: SequenceOf[bool] = ()
+        if masks is not None:
+            masked = masks.masked(first_row, len(logits))
+            raw = _mask(spans, logits, masks, masked, first_row)
+        row = 0
+        for span in spans:
+            width = self._width(span.sequence)
+            yield [
+                _Row(
+                    logits=logits[r, :width],
+                    raw=raw.get(r, logits[r])[:width],
+                    masked=masks is not None and masked[r],
+                )
+                for r in range(row, row + span.num_samples)
+            ]
+            row += span.num_samples
+
     def _width(self, seq: Sequence) -> int:
         """How many tokens `seq` may choose from; wider rows are cut to it."""
         return seq.request.vocab_size or self._vocab_size
@@ -95,13 +155,15 @@ class Sampler:
         """Noise of so many tokens; each token's is the same in all."""
         return self._noise if width == self._vocab_size else self._wider_noise(width)
 
-    def _guarded(self, span: Span, rows: list[Floats]) -> SpanResult:
+    def _guarded(self, span: Span, rows: list[_Row]) -> SpanResult:
+        if span.sequence.request.grammar is not None and not rows[0].masked:
+            return SpanResult(error="the grammar of this request was not enforced")
         try:
             return self._verify(span, rows)
         except _NoToken as error:
-            return SpanResult(error=str(error))
+            return SpanResult(error=str(error), error_code=error.code)
 
-    def _verify(self, span: Span, rows: list[Floats]) -> SpanResult:
+    def _verify(self, span: Span, rows: list[_Row]) -> SpanResult:
         """Accept drafts while they equal the samples; rows behind a wrong draft mean nothing."""
         num_top = span.sequence.request.params.logprobs
         tokens: list[int] = []
@@ -110,32 +172,41 @@ class Sampler:
             token = self._choose(span.sequence, span.drafts[:i], row)
             tokens.append(token)
             if num_top is not None:
-                logprobs.append(token_logprobs(row, token, num_top))
+                logprobs.append(token_logprobs(row.raw, token, num_top))
             if i < len(span.drafts) and token != span.drafts[i]:
                 break
         return SpanResult(token_ids=tuple(tokens), logprobs=tuple(logprobs))
 
-    def _choose(self, seq: Sequence, drafts: tuple[int, ...], row: Floats) -> int:
+    def _choose(self, seq: Sequence, drafts: tuple[int, ...], row: _Row) -> int:
         """The token that follows `seq` and `drafts`."""
+        params, logits = seq.request.params, row.logits
+        changes = penalties.changes_logits(params, seq.num_output_tokens + len(drafts))
+        if changes:
+            if not row.masked:
+                _check(logits, int(logits.argmax()))
+            logits = penalties.apply(logits, seq, drafts, self._eos_token_ids, self._histories)
+        best = int(logits.argmax())
+        if (changes or row.masked) and logits[best] == -np.inf:
+            raise _NoToken(_GRAMMAR_AND if row.masked else _NOTHING_LEFT, BadRequest.code)
+        _check(logits, best)
+        return best if params.greedy else self._draw(seq, len(seq.tokens) + len(drafts), logits)
+
+    def _draw(self, seq: Sequence, position: int, row: Floats) -> int:
+        """The sample at a position, from a row whose largest logit is finite."""
         params = seq.request.params
-        if penalties.changes_logits(params, seq.num_output_tokens + len(drafts)):
-            _check(row, int(row.argmax()))
-            row = penalties.apply(row, seq, drafts, self._eos_token_ids, self._histories)
-            best = int(row.argmax())
-            if row[best] == -np.inf:
-                raise _NoToken("allowed_token_ids and bad_words leave no token to choose")
-        else:
-            best = int(row.argmax())
-            _check(row, best)
-        if params.greedy:
-            return best
-        key = stream_key(seq.seed, seq.index, len(seq.tokens) + len(drafts))
+        key = stream_key(seq.seed, seq.index, position)
         temperature = max(params.temperature, MIN_TEMPERATURE)
         noise = self._noise_of(len(row))
-        ids = kept_tokens(row, temperature, params.top_k, params.top_p, params.min_p)
+        left = np.flatnonzero(row > -np.inf) if _is_sparse(row) else None
+        values = row if left is None else row[left]
+        ids = kept_tokens(values, temperature, params.top_k, params.top_p, params.min_p)
+        if ids is not None:
+            values = values[ids]
+        if left is not None:
+            ids = left if ids is None else left[ids]
         if ids is None:
-            return gumbel_argmax(noise, key, row, temperature)
-        return int(ids[gumbel_argmax(noise, key, row[ids], temperature, ids)])
+            return gumbel_argmax(noise, key, values, temperature)
+        return int(ids[gumbel_argmax(noise, key, values, temperature, ids)])
 
     def _prompt_logprobs(
         self, span: Span, first_row: int, hidden: torch.Tensor, executor: Executor
@@ -161,12 +232,48 @@ class Sampler:
 
 
 _NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
+_NOTHING_LEFT = "allowed_token_ids and bad_words leave no token to choose"
+_GRAMMAR_AND = (
+    "the constraint on the answer's form, with allowed_token_ids, bad_words and the model's own "
+    "limits, leaves no token to choose: leave out allowed_token_ids and bad_words"
+)
 
 
 def _check(row: Floats, best: int) -> None:
     """Refuse a row whose best value is not finite: argmax finds NaN first."""
     if not np.isfinite(row[best]):
         raise _NoToken(_NOT_FINITE)
+
+
+def _is_sparse(row: Floats) -> bool:
+    """Whether choosing among the possible tokens alone is quicker."""
+    return 8 * np.count_nonzero(row > -np.inf) < len(row)
+
+
+def _mask(
+    spans: SequenceOf[Span],
+    logits: Floats,
+    masks: RowMasks,
+    masked: SequenceOf[bool],
+    first_row: int,
+) -> dict[int, Floats]:
+    """Apply masks to rows of spans; returns copies from before where logprobs are wanted.
+
+    A masked row that is not finite becomes NaN as a whole: the mask shall not hide it.
+    """
+    import torch
+
+    wanting = (
+        span.sequence.request.params.logprobs is not None
+        for span in spans
+        for _ in range(span.num_samples)
+    )
+    constrained = [(r, wants) for r, wants in enumerate(wanting) if masked[r]]
+    broken = [r for r, _ in constrained if not np.isfinite(logits[r].max())]
+    raw = {r: logits[r].copy() for r, wants in constrained if wants}
+    masks.apply(torch.from_numpy(logits), first_row)
+    logits[broken] = np.nan
+    return raw
 
 
 def _sample_rows(batch: StepBatch, s: int) -> np.ndarray:

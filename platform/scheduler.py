@@ -436,7 +436,7 @@ class Scheduler:
         for span, outcome in current:
             error = outcome.error or contradiction(span, outcome)
             if error is not None:
-                failure = (InternalError.code, error)
+                failure = (outcome.error_code if outcome.error else InternalError.code, error)
                 ended = self._fail(span.sequence.request.request_id, failure)
                 commits += [Commit(sequence=s, error=failure) for s in ended]
         for span, outcome in current:
@@ -447,6 +447,7 @@ class Scheduler:
     def _apply(self, span: Span, outcome: SpanResult, stop: Stop) -> list[Commit]:
         sequence = span.sequence
         sequence.drafts.clear()
+        sequence.num_draft_tokens += len(span.drafts)
         sequence.num_computed_tokens = span.start + span.num_tokens - len(span.drafts)
         prompt_logprobs = self._prompt_rows.take(span, outcome)
         ending: tuple[FinishReason, int | str | None] | None = None
@@ -459,6 +460,7 @@ class Scheduler:
             ending = stop(sequence, token) or self._at_length(sequence)
             if ending is not None:
                 break
+        sequence.num_accepted_tokens += min(num_appended, max(0, len(outcome.token_ids) - 1))
         if not outcome.token_ids:
             ending = self._at_length(sequence)
         self._shares.charge(sequence, output=num_appended)

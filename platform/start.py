@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from plait.adapters.pool import AdapterPool
     from plait.platform.engine import Engine
     from plait.platform.executor import Executor
+    from plait.platform.strand import Strand
+    from plait.structured.strand import GrammarStrand
 
 OnPhase = Callable[[str, float], None]  # (phase, seconds); 0 seconds when it begins
 
@@ -102,11 +104,22 @@ def make_engine(
     from plait.adapters.strand import AdapterStrand
     from plait.platform.engine import Engine
 
+    # Grammars first: an open one is kept where adapters are not ready yet.
+    strands: list[Strand] = [_grammars(config, tokenizer)] if tokenizer is not None else []
     if not fit.adapter_bytes:
-        return Engine(config, executor, tokenizer)
+        return Engine(config, executor, tokenizer, strands=strands)
     pool = _adapter_pool(config.options, executor, fit)
-    strand = AdapterStrand(pool, drain_s=config.options.adapter_drain_s)
-    return Engine(config, executor, tokenizer, strands=(strand,), adapters=pool)
+    strands.append(AdapterStrand(pool, drain_s=config.options.adapter_drain_s))
+    return Engine(config, executor, tokenizer, strands=strands, adapters=pool)
+
+
+def _grammars(config: EngineConfig, tokenizer: Tokenizer) -> GrammarStrand:
+    from functools import partial
+
+    from plait.structured.strand import GrammarStrand
+    from plait.structured.vocabulary import Vocabulary
+
+    return GrammarStrand(partial(Vocabulary.of_model, tokenizer, config.model))
 
 
 def _adapter_pool(options: Options, executor: Executor, fit: budget.Fit) -> AdapterPool:

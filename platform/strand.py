@@ -1,16 +1,39 @@
 """What a feature does in a step: the shape that adapters, images, drafts and grammars share.
 
-The scheduler holds a list of strands and knows none of them. A request that brings nothing for a
-strand costs nothing there beyond one call at its admission.
+The scheduler holds a list of strands and knows none of them, nor does the engine. A request that
+brings nothing for a strand costs nothing there beyond a look at each call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from plait.platform.core import Sequence
+from plait.platform.core import Sequence, StepPlan
+from plait.platform.errors import PlaitError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class RowMasks(Protocol):
+    """Which tokens a step's sample rows may become; in the making while the forward pass runs."""
+
+    def wait(self) -> Mapping[int, PlaitError]:
+        """Wait until they are made: the one barrier of a step, before sampling.
+
+        Returns the spans, by their place in the plan, whose sequences must end, and why.
+        """
+        ...
+
+    def masked(self, first_row: int, num_rows: int) -> SequenceOf[bool]:
+        """Which of some consecutive sample rows are constrained."""
+        ...
+
+    def apply(self, logits: torch.Tensor, first_row: int) -> None:
+        """Set forbidden logits of consecutive sample rows to minus infinity, in place."""
+        ...
 
 
 class Strand(Protocol):
@@ -18,7 +41,12 @@ class Strand(Protocol):
 
     `admit` and `release` pair up: a sequence is admitted before it runs, and released when it
     parks or ends. A parked sequence is admitted anew before it goes on.
+
+    Within a step come `stage`, `commit` and `propose`; a strand that has no part there inherits
+    what does nothing.
     """
+
+    # --- whether a sequence may run ---
 
     def begin(self, now_s: float) -> None:
         """A plan begins at `now_s` of the engine's clock: let what became ready take effect."""
@@ -32,20 +60,56 @@ class Strand(Protocol):
         As long as nothing runs, the sequence of the best priority that was told "not yet" first
         must come to be admitted, whatever others of those hold: see `scheduler`.
         """
+        ...
 
     def release(self, sequence: Sequence) -> None:
         """Give back what the sequence holds, if anything.
 
         A sequence whose state is WAITING was admitted but could not run for another reason: it
-        goes on waiting, and will be admitted anew. Any other no longer runs.
+        goes on waiting, and will be admitted anew. One that is FINISHED never comes again. Any
+        other no longer runs, but will be admitted anew some time.
         """
 
     @property
     def busy(self) -> bool:
         """Whether something is under way that will let a sequence run that cannot now."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until something that is under way has come further, or the time is over."""
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """Raise AssertionError unless exactly the sequences in `running` hold reservations."""
+
+    # --- a step ---
+
+    def stage(self, plan: StepPlan) -> RowMasks | None:
+        """Begin what the step needs beside its forward pass; masks, where rows need some.
+
+        A plan may be staged again in parts, where computing the whole of it failed.
+        """
+        del plan
+        return None
+
+    def commit(self, sequence: Sequence, token_id: int) -> bool:
+        """`token_id` was appended to `sequence`; True: its answer is complete with it.
+
+        Raises `PlaitError` where the sequence must end for it.
+        """
+        del sequence, token_id
+        return False
+
+    def propose(self, sequence: Sequence, limit: int) -> SequenceOf[int]:
+        """Up to `limit` tokens that probably follow, for the next step to verify."""
+        del sequence, limit
+        return ()
+
+    # --- figures ---
+
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        """Its fields of `messages.Stats`."""
+        return {}
 
 
 class Strands:
@@ -78,8 +142,39 @@ class Strands:
         """See `Strand.busy`."""
         return any(strand.busy for strand in self._strands)
 
+    def wait(self, timeout_s: float) -> None:
+        """See `Strand.wait`; the time is each strand's that is busy."""
+        for strand in self._strands:
+            if strand.busy:
+                strand.wait(timeout_s)
+
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """See `Strand.check_integrity`."""
         running = list(running)
         for strand in self._strands:
             strand.check_integrity(running)
+
+    def stage(self, plan: StepPlan) -> RowMasks | None:
+        """See `Strand.stage`. One strand alone may mask rows."""
+        staged = [masks for strand in self._strands if (masks := strand.stage(plan)) is not None]
+        assert len(staged) <= 1, "masks of two strands"
+        return staged[0] if staged else None
+
+    def commit(self, sequence: Sequence, token_id: int) -> bool:
+        """See `Strand.commit`."""
+        complete = False
+        for strand in self._strands:
+            complete |= strand.commit(sequence, token_id)
+        return complete
+
+    def propose(self, sequence: Sequence, limit: int) -> SequenceOf[int]:
+        """What the first strand that knows something proposes."""
+        for strand in self._strands:
+            if drafts := strand.propose(sequence, limit):
+                return drafts
+        return ()
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """See `Strand.figures`."""
+        return {name: value for s in self._strands for name, value in s.figures.items()}

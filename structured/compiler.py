@@ -85,6 +85,8 @@ class Compiler:
             backend=route.backend,
             payload=payload,
             num_bytes=loaded_bytes(route.backend, payload),
+            vocabulary=self._vocabulary.digest,
+            notes=tuple(getattr(route, "notes", ())),
         )
 
     def warm(self) -> None:

@@ -61,7 +61,10 @@ class StepMasks:
 
         from plait.platform.ops.token_mask import token_mask_
 
-        token_mask_(logits, torch.from_numpy(self.mask), torch.from_numpy(rows))
+        width = 32 * self.mask.shape[1]
+        token_mask_(logits[:, :width], torch.from_numpy(self.mask), torch.from_numpy(rows))
+        if logits.shape[1] > width:  # a neighbour has more tokens
+            logits[torch.from_numpy(rows >= 0), width:] = float("-inf")
 
 
 class MaskJob:
@@ -109,8 +112,8 @@ def fill_masks(entries: Sequence[MaskEntry], num_rows: int) -> StepMasks:
         stop = start + 1 + len(entry.drafts)
         try:
             num_legal[number] = num = _fill_entry(entry, mask[start:stop])
-        except InternalError as error:
-            faults[number] = error
+        except Exception as error:  # noqa: BLE001 (whatever it is, it stays with its sequence)
+            faults[number] = _internal(error)
         else:
             mask_rows[entry.first_row : entry.first_row + num + 1] = range(start, start + num + 1)
         start = stop
@@ -121,6 +124,12 @@ def fill_masks(entries: Sequence[MaskEntry], num_rows: int) -> StepMasks:
         faults=faults,
         seconds=time.perf_counter() - began,
     )
+
+
+def _internal(error: Exception) -> InternalError:
+    if isinstance(error, InternalError):
+        return error
+    return InternalError(f"the grammar's matcher broke down: {error}")
 
 
 def _fill_entry(entry: MaskEntry, rows: Mask) -> int:

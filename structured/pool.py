@@ -16,7 +16,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -137,14 +137,16 @@ class CompilePool:
         `tenant` is whom compiles are counted for; `vocabulary` where it is not the base model's.
         Cancelled, the compile goes on for whoever asks next.
         """
-        future = self._submit(spec, tenant, vocabulary or self._vocabulary)
-        return _given(await asyncio.shield(asyncio.wrap_future(future)))
+        vocabulary = vocabulary or self._vocabulary
+        future = self._submit(spec, tenant, vocabulary)
+        return _given(await asyncio.shield(asyncio.wrap_future(future)), vocabulary)
 
     def compile_blocking(
         self, spec: GrammarSpec, *, tenant: str = "", vocabulary: Vocabulary | None = None
     ) -> CompiledGrammar:
         """As `compile`, for callers without an event loop."""
-        return _given(self._submit(spec, tenant, vocabulary or self._vocabulary).result())
+        vocabulary = vocabulary or self._vocabulary
+        return _given(self._submit(spec, tenant, vocabulary).result(), vocabulary)
 
     def start(self) -> None:
         """Start the threads and their workers, so that the first grammar need not wait for them."""
@@ -476,10 +478,10 @@ def _flight(key: str, param: str) -> str:
     return f"{key} {param}"
 
 
-def _given(outcome: Outcome) -> CompiledGrammar:
+def _given(outcome: Outcome, vocabulary: Vocabulary) -> CompiledGrammar:
     """The grammar, or its error as an exception of its own."""
     if isinstance(outcome, CompiledGrammar):
-        return outcome
+        return replace(outcome, added_tokens=vocabulary.added) if vocabulary.added else outcome
     error_class = by_code(outcome.code)
     if error_class is Overloaded:
         raise Overloaded(outcome.message)

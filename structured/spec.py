@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from plait.platform.core import CompiledGrammar
+
+__all__ = ["CompiledGrammar", "GrammarKind", "GrammarSpec"]
+
 
 class GrammarKind(StrEnum):
     """The languages in which a constraint can be written."""
@@ -16,6 +20,7 @@ class GrammarKind(StrEnum):
     CHOICE = "choice"
     GRAMMAR = "grammar"  # GBNF/EBNF or Lark; told apart by their text
     STRUCTURAL_TAG = "structural_tag"
+    OUTLINE = "outline"  # thinking, then tool calls or one of the above; see outline.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +32,3 @@ class GrammarSpec:
     param: str = "response_format"  # the request's field, for errors
     strict: bool = False  # closed objects are demanded, as OpenAI does
     options: dict[str, Any] = field(default_factory=dict)  # whitespace_pattern, any_whitespace, …
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledGrammar:
-    """A grammar ready for matchers, for one vocabulary. `Request.grammar` carries it."""
-
-    key: str  # SHA-256 (hex) over backend, its version, vocabulary, canonical grammar, options
-    backend: str  # "xgrammar" | "llguidance"
-    payload: bytes  # what the backend makes a matcher from
-    num_bytes: int  # that a matcher's grammar takes in memory, about

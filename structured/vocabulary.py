@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from plait.platform.config import ModelInfo
     from plait.platform.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.int32]
@@ -49,6 +50,8 @@ class Vocabulary:
     end_ids: tuple[int, ...]  # any of these ends a sequence
     width: int  # of the logits
     encode: Encode | None = field(default=None, repr=False)  # text → ids; not in the digest
+    # What `extended` added, so that others can do the same: (id, bytes, whether it is special).
+    added: tuple[tuple[int, bytes, bool], ...] = field(default=(), repr=False)  # nor this
 
     @classmethod
     def from_tokenizer(
@@ -88,13 +91,28 @@ class Vocabulary:
             if token < 0 or (pieces[token] and pieces[token] != piece):
                 raise ValueError(f"token {token} is in the vocabulary already")
             pieces[token] = piece
+        special = frozenset(special_ids)
         return replace(
             self,
+            added=(*self.added, *((t, piece, t in special) for t, piece in extra.items())),
             pieces=tuple(pieces),
-            special_ids=self.special_ids | frozenset(special_ids),
+            special_ids=self.special_ids | special,
             width=max(self.width, size),
             encode=None,  # the base model's tokenizer does not know the new tokens
         )
+
+    @classmethod
+    def of_model(cls, tokenizer: Tokenizer, model: ModelInfo) -> Vocabulary:
+        """That of a served model. Whoever makes it gets the same digest."""
+        return cls.from_tokenizer(tokenizer, width=model.vocab_size, end_ids=model.eos_token_ids)
+
+    def with_added(self, added: Iterable[tuple[int, bytes, bool]]) -> Vocabulary:
+        """As `extended`, with what another vocabulary's `added` lists."""
+        added = tuple(added)
+        if not added:
+            return self
+        special = [token for token, _, is_special in added if is_special]
+        return self.extended({t: piece for t, piece, _ in added}, special_ids=special)
 
     @cached_property
     def digest(self) -> str:

@@ -80,7 +80,6 @@ def test_every_row_is_where_a_row_by_row_reading_of_the_plan_puts_it(spans):
     assert batch.sample_rows.tolist() == sample_rows
     assert batch.sample_start.tolist() == sample_start
     assert batch.num_drafts.tolist() == [len(span.drafts) for span in spans]
-    assert batch.mask_rows.tolist() == [-1] * len(sample_rows)
     for g, table in enumerate(batch.block_tables):
         for row, span in zip(table.tolist(), spans, strict=True):
             blocks = list(span.block_ids[g])
@@ -105,9 +104,7 @@ def test_arrays_have_the_documented_types():
     wide = [batch.token_ids, batch.positions, *batch.slot_mapping, batch.sample_rows]
     narrow = [batch.query_start, batch.seq_lens, *batch.block_tables, batch.sample_start]
     assert {array.dtype for array in [*wide, batch.image_rows]} == {np.dtype(np.int64)}
-    assert {array.dtype for array in [*narrow, batch.num_drafts, batch.mask_rows]} == {
-        np.dtype(np.int32)
-    }
+    assert {array.dtype for array in [*narrow, batch.num_drafts]} == {np.dtype(np.int32)}
     assert all(array.flags.c_contiguous for array in [*wide, *narrow])
 
 

@@ -75,7 +75,7 @@ def run_step(sampler: Sampler, model: Model, spans: SequenceOf[Span]) -> StepRes
         seq_lens=none, slot_mapping=(), block_tables=(),
         sample_rows=np.array(sample_rows, np.int64),
         sample_start=np.array(sample_start, np.int32),
-        image_rows=none, num_drafts=none, mask_rows=np.full(len(sample_rows), -1, np.int32),
+        image_rows=none, num_drafts=none,
     )  # fmt: skip
     hidden = torch.zeros(len(model.histories), 1)
     return sampler.sample(StepPlan(step_id=0, spans=tuple(spans)), batch, hidden, model)

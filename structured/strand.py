@@ -1,0 +1,318 @@
+"""The part of grammars in a step: a matcher goes with each constrained sequence.
+
+A sequence waits until its grammar is open, which happens on a helper thread. From then on until
+it ends, parked or not, its matcher stands where its output ends: it is advanced by each token that
+is appended, and by nothing else. Masks are filled on another helper thread while the forward pass
+runs. Text that the grammar forces is proposed as drafts.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from plait.platform.core import CompiledGrammar, Sequence, SequenceState
+from plait.platform.errors import GrammarFault, PlaitError
+from plait.platform.strand import Strand
+from plait.structured.acceptance import Acceptance
+from plait.structured.masks import MaskEntry, MaskFiller
+from plait.structured.matcher import MatcherStore
+
+if TYPE_CHECKING:
+    import torch
+
+    from plait.platform.core import StepPlan
+    from plait.structured.masks import MaskJob, StepMasks
+    from plait.structured.matcher import Matcher
+    from plait.structured.vocabulary import Vocabulary
+
+log = logging.getLogger(__name__)
+
+MAX_DRAFTS = 16  # of one sequence in one step
+_MAX_VOCABULARIES = 8  # the model's own, and those of adapters that add tokens
+_COUNTED = ("grammar_sequences", "grammar_opens", "grammar_faults", "mask_rows")
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a sequence holds from its first admission until it ends."""
+
+    sequence: Sequence
+    matcher: Matcher
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    fault: GrammarFault | None = None  # it must end in the next step
+
+
+class GrammarStrand(Strand):
+    """Implements `platform.strand.Strand`.
+
+    `vocabulary` makes the model's own; it is called on a helper thread once the first grammar
+    comes, as the libraries are loaded then: a server without grammars pays for neither.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Callable[[], Vocabulary],
+        *,
+        store: MatcherStore | None = None,
+        force: bool = True,
+    ) -> None:
+        self._make_vocabulary = vocabulary
+        self._vocabularies: dict[str, Vocabulary] = {}  # the model's under "", used by the opener
+        self._store = store or MatcherStore()
+        self._force = force
+        self._opener: ThreadPoolExecutor | None = None
+        self._opening: dict[int, tuple[Sequence, Future[Matcher]]] = {}
+        self._held: dict[int, _Held] = {}
+        self._filler = MaskFiller()
+        self._job: MaskJob | None = None  # that may be using matchers
+        self._counts = dict.fromkeys(_COUNTED, 0)
+        self._open_seconds = self._mask_seconds = self._wait_seconds = 0.0
+        self._num_drafted = self._num_accepted = 0  # of sequences that have ended
+
+    # --- whether a sequence may run ---
+
+    def admit(self, sequence: Sequence) -> bool:
+        """See `Strand.admit`: not yet, while its grammar is opened."""
+        grammar = sequence.request.grammar
+        if grammar is None or sequence.seq_id in self._held:
+            return True
+        if sequence.seq_id not in self._opening:
+            self._opening[sequence.seq_id] = (sequence, self._open(grammar))
+        _, opened = self._opening[sequence.seq_id]
+        if not opened.done():
+            return False
+        del self._opening[sequence.seq_id]
+        self._counts["grammar_sequences"] += 1
+        self._held[sequence.seq_id] = _Held(sequence, self._given(opened))
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        """See `Strand.release`: a sequence that will go on keeps its matcher."""
+        if sequence.state is not SequenceState.FINISHED:
+            return
+        held = self._held.pop(sequence.seq_id, None)
+        if held is not None:
+            self._num_drafted += held.acceptance.num_drafted
+            self._num_accepted += held.acceptance.num_accepted
+        opening = self._opening.pop(sequence.seq_id, None)
+        if opening is not None:
+            opening[1].cancel()
+
+    @property
+    def busy(self) -> bool:
+        """See `Strand.busy`."""
+        return bool(self._opening)
+
+    def wait(self, timeout_s: float) -> None:
+        """See `Strand.wait`."""
+        pending = [opened for _, opened in self._opening.values() if not opened.done()]
+        if len(pending) == len(self._opening):
+            wait_for(pending, timeout_s, FIRST_COMPLETED)
+
+    def check_integrity(self, running: Iterable[Sequence]) -> None:
+        """See `Strand.check_integrity`: beside those that run, those that parked keep theirs."""
+        for sequence in running:
+            held = sequence.seq_id in self._held
+            assert held == (sequence.request.grammar is not None), "runs without its matcher"
+        assert not self._held.keys() & self._opening.keys(), "opened twice"
+        for held_one in self._held.values():
+            sequence = held_one.sequence
+            assert sequence.state is not SequenceState.FINISHED, "a matcher has leaked"
+            at = held_one.matcher.num_tokens
+            assert at == sequence.num_output_tokens, "a matcher is not where its output ends"
+        for sequence, _ in self._opening.values():
+            assert sequence.state is not SequenceState.FINISHED, "an opening has leaked"
+
+    # --- a step ---
+
+    def stage(self, plan: StepPlan) -> GrammarMasks | None:
+        """See `Strand.stage`: begins to fill the masks of the constrained rows."""
+        entries: list[MaskEntry] = []
+        places: list[int] = []
+        faults: dict[int, GrammarFault] = {}
+        first_row = 0
+        for place, span in enumerate(plan.spans):
+            if span.num_samples and span.sequence.request.grammar is not None:
+                held = self._held[span.sequence.seq_id]
+                held.acceptance.verifying(span.drafts)
+                if held.fault is not None:
+                    faults[place] = held.fault
+                else:
+                    places.append(place)
+                    entries.append(
+                        MaskEntry(matcher=held.matcher, first_row=first_row, drafts=span.drafts)
+                    )
+            first_row += span.num_samples
+        if not entries and not faults:
+            return None
+        self._join()
+        self._job = self._filler.start(entries, first_row)
+        return GrammarMasks(self._job, places, faults, self._masked)
+
+    def commit(self, sequence: Sequence, token_id: int) -> bool:
+        """See `Strand.commit`: complete once nothing but an end may follow."""
+        held = self._held.get(sequence.seq_id)
+        if held is None:
+            return False
+        self._join()
+        held.acceptance.saw(token_id)
+        try:
+            if not held.matcher.accept(token_id):
+                raise GrammarFault("the grammar refuses a token that its mask allowed")
+            return held.matcher.finished
+        except Exception as error:
+            raise self._fault(held.sequence, error) from error
+
+    def propose(self, sequence: Sequence, limit: int) -> list[int]:
+        """See `Strand.propose`: text that the grammar forces, as the model would spell it."""
+        held = self._held.get(sequence.seq_id)
+        if held is None or not self._force:
+            return []
+        limit = min(limit, MAX_DRAFTS, held.acceptance.worthwhile)
+        if limit <= 0:
+            return []
+        self._join()
+        try:
+            return held.matcher.forced_tokens(limit)
+        except Exception as error:  # noqa: BLE001 (the next step ends the sequence with it)
+            held.fault = self._fault(sequence, error)
+            return []
+
+    # --- figures ---
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """See `Strand.figures`."""
+        acceptances = [held.acceptance for held in self._held.values()]
+        return {
+            **self._counts,
+            "grammar_open_seconds": self._open_seconds,
+            "grammar_bytes": self._store.num_bytes,
+            "mask_seconds": self._mask_seconds,
+            "mask_wait_seconds": self._wait_seconds,
+            "forced_tokens": self._num_drafted + sum(a.num_drafted for a in acceptances),
+            "accepted_forced_tokens": self._num_accepted + sum(a.num_accepted for a in acceptances),
+        }
+
+    def close(self) -> None:
+        """End the helper threads."""
+        self._filler.close()
+        if self._opener is not None:
+            self._opener.shutdown(cancel_futures=True)
+
+    # --- inside ---
+
+    def _open(self, grammar: CompiledGrammar) -> Future[Matcher]:
+        vocabulary = self._vocabularies.get(grammar.vocabulary)
+        if vocabulary is not None and self._store.is_loaded(grammar, vocabulary):
+            opened: Future[Matcher] = Future()
+            opened.set_result(self._store.open(grammar, vocabulary))
+            return opened
+        if self._opener is None:
+            self._opener = ThreadPoolExecutor(1, thread_name_prefix="grammar-open")
+        return self._opener.submit(self._load, grammar)
+
+    def _load(self, grammar: CompiledGrammar) -> Matcher:
+        """On the opener's thread."""
+        began = time.perf_counter()
+        matcher = self._store.open(grammar, self._vocabulary(grammar))
+        self._open_seconds += time.perf_counter() - began
+        self._counts["grammar_opens"] += 1
+        return matcher
+
+    def _vocabulary(self, grammar: CompiledGrammar) -> Vocabulary:
+        """That which the grammar was compiled for; on the opener's thread."""
+        found = self._vocabularies.get(grammar.vocabulary)
+        if found is not None:
+            return found
+        base = self._vocabularies.get("")
+        if base is None:
+            base = self._vocabularies[""] = self._make_vocabulary()
+        vocabulary = base.with_added(grammar.added_tokens)
+        if vocabulary.digest != grammar.vocabulary:
+            raise GrammarFault("the grammar was compiled for another vocabulary than the model's")
+        while len(self._vocabularies) > _MAX_VOCABULARIES:
+            self._vocabularies.pop(next(name for name in self._vocabularies if name))
+        self._vocabularies[vocabulary.digest] = vocabulary
+        return vocabulary
+
+    def _given(self, opened: Future[Matcher]) -> Matcher:
+        try:
+            return opened.result()
+        except PlaitError:
+            self._counts["grammar_faults"] += 1
+            raise
+        except Exception as error:
+            log.exception("a grammar could not be opened")
+            self._counts["grammar_faults"] += 1
+            raise GrammarFault(f"the grammar could not be opened: {error}") from error
+
+    def _join(self) -> None:
+        """Wait for masks that were left in the making, as a forward pass failed."""
+        if self._job is not None:
+            self._job.result()
+            self._job = None
+
+    def _masked(self, masks: StepMasks, waited_s: float) -> None:
+        self._job = None
+        self._counts["mask_rows"] += int((masks.mask_rows >= 0).sum())
+        self._counts["grammar_faults"] += len(masks.faults)
+        self._mask_seconds += masks.seconds
+        self._wait_seconds += waited_s
+
+    def _fault(self, sequence: Sequence, error: Exception) -> GrammarFault:
+        log.error("request %s: its grammar failed", sequence.request.request_id, exc_info=error)
+        self._counts["grammar_faults"] += 1
+        if sequence.request.grammar is not None:
+            self._forget(sequence.request.grammar)
+        return error if isinstance(error, GrammarFault) else GrammarFault(str(error))
+
+    def _forget(self, grammar: CompiledGrammar) -> None:
+        vocabulary = self._vocabularies.get(grammar.vocabulary)
+        if vocabulary is not None:
+            self._store.forget(grammar, vocabulary)
+
+
+class GrammarMasks:
+    """Implements `platform.strand.RowMasks` for one plan."""
+
+    def __init__(
+        self,
+        job: MaskJob,
+        places: list[int],
+        faults: Mapping[int, GrammarFault],
+        on_made: Callable[[StepMasks, float], None],
+    ) -> None:
+        self._job = job
+        self._places = places
+        self._faults = faults
+        self._on_made = on_made
+        self._masks: StepMasks | None = None
+
+    def wait(self) -> Mapping[int, PlaitError]:
+        """See `RowMasks.wait`."""
+        began = time.perf_counter()
+        self._masks = masks = self._job.result()
+        self._on_made(masks, time.perf_counter() - began)
+        broken = {
+            self._places[number]: GrammarFault(error.message)
+            for number, error in masks.faults.items()
+        }
+        return {**self._faults, **broken}
+
+    def masked(self, first_row: int, num_rows: int) -> list[bool]:
+        """See `RowMasks.masked`."""
+        assert self._masks is not None, "not waited for"
+        rows: list[bool] = (self._masks.mask_rows[first_row : first_row + num_rows] >= 0).tolist()
+        return rows
+
+    def apply(self, logits: torch.Tensor, first_row: int) -> None:
+        """See `RowMasks.apply`."""
+        assert self._masks is not None, "not waited for"
+        self._masks.apply(logits, first_row)
