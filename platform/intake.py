@@ -48,6 +48,7 @@ class Intake:
         adapters: Sequence[tuple[AdapterInfo, float]] = (),
         tenant: str = "",
         share: float = 1.0,
+        grammar: CompiledGrammar | None = None,
     ) -> Request:
         """A request ready for `Engine.add`.
 
@@ -64,10 +65,10 @@ class Intake:
         _check_ids("prompt", prompt, vocab_size)
         params = self._fit_length(len(prompt), params)
         self._check_params(params, vocab_size)
-        return Request(
-            request_id=request_id,
         if grammar is not None:
             self._check_constrained(params)
+        return Request(
+            request_id=request_id,
             prompt_token_ids=prompt,
             params=params,
             priority=priority,
@@ -76,6 +77,7 @@ class Intake:
             vocab_size=vocab_size if vocab_size > self._vocab_size else None,
             tenant=tenant,
             share=share,
+            grammar=grammar,
             bad_word_token_ids=self._bad_words(params),
         )
 
@@ -141,9 +143,6 @@ class Intake:
         _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
         self._check_min_tokens(params)
 
-    def _check_min_tokens(self, params: SamplingParams) -> None:
-        """An answer must be able to reach `min_tokens` without an end token."""
-        allowed = params.allowed_token_ids
     def _check_constrained(self, params: SamplingParams) -> None:
         """A constrained answer ends where its grammar says, by the model's end token."""
         if params.ignore_eos:
@@ -158,6 +157,9 @@ class Intake:
                 param="response_format",
             )
 
+    def _check_min_tokens(self, params: SamplingParams) -> None:
+        """An answer must be able to reach `min_tokens` without an end token."""
+        allowed = params.allowed_token_ids
         if allowed is None or params.min_tokens == 0:
             return
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos)}
