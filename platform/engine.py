@@ -179,6 +179,7 @@ class Engine:
             for commit in self.scheduler.commit(plan, result, self._stop):
                 self._count_tokens(commit)
                 events += self._events(commit)
+                self._propose(commit.sequence)
         self._count(plan, began)
         return events
 
@@ -194,7 +195,6 @@ class Engine:
         Computing a span again is safe: it writes the same values into the same slots.
         """
         try:
-                self._propose(commit.sequence)
             return self._forward(plan)
         except Exception:
             log.exception("step %d failed with %d spans", plan.step_id, len(plan.spans))
@@ -211,12 +211,14 @@ class Engine:
         batch = build(plan, self.config.cache.block_size)
         if batch.adapter_segments:
             self._counts["adapter_rows"] += _num_rows(batch.adapter_segments)
+        masks = self._strands.stage(plan)
         hidden = self._executor.forward(batch)
         return self._sampler.sample(plan, batch, hidden, self._executor, masks)
 
     def _stop(
         self, sequence: Sequence, token_id: int
     ) -> tuple[FinishReason, int | str | None] | None:
+        """Why `sequence` ends with a token, if it does: the stop rules', or that it is complete."""
         try:
             ending = check_stop(sequence, token_id, self.config.model.eos_token_ids)
             complete = self._strands.commit(sequence, token_id)
@@ -227,21 +229,6 @@ class Engine:
             log.exception("request %s failed", sequence.request.request_id)
             sequence.failure = (InternalError.code, "the text of this answer could not be made")
             return FinishReason.ERROR, None
-
-        masks = self._strands.stage(plan)
-    # --- what leaves ---
-
-    def _events(self, commit: Commit) -> list[Event]:
-        sequence = commit.sequence
-        request = sequence.request
-        if commit.prompt_logprobs:
-        """Why `sequence` ends with a token, if it does: the stop rules', or that it is complete."""
-            known = self._prompt_logprobs.setdefault(request.request_id, [])
-            known.extend(commit.prompt_logprobs)
-        finish = sequence.finish_reason
-        if not commit.token_ids and finish is None:
-            return []
-        if finish is FinishReason.ERROR:
         if complete and (ending is None or ending[0] is FinishReason.LENGTH):
             return FinishReason.STOP, None
         return ending
@@ -251,6 +238,19 @@ class Engine:
         if sequence.finish_reason is None:
             limit = sequence.max_total_tokens - len(sequence.tokens) - 1
             sequence.drafts[:] = self._strands.propose(sequence, limit)
+
+    # --- what leaves ---
+
+    def _events(self, commit: Commit) -> list[Event]:
+        sequence = commit.sequence
+        request = sequence.request
+        if commit.prompt_logprobs:
+            known = self._prompt_logprobs.setdefault(request.request_id, [])
+            known.extend(commit.prompt_logprobs)
+        finish = sequence.finish_reason
+        if not commit.token_ids and finish is None:
+            return []
+        if finish is FinishReason.ERROR:
             return [self._final_event(sequence)]
         event = self._event(sequence, final=finish is not None)
         return [replace(event, token_ids=commit.token_ids, logprobs=commit.logprobs)]
@@ -272,6 +272,8 @@ class Engine:
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_output_tokens=sequence.num_output_tokens,
             num_cached_tokens=sequence.num_cached_tokens,
+            num_draft_tokens=sequence.num_draft_tokens,
+            num_accepted_tokens=sequence.num_accepted_tokens,
             queued_s=(sequence.started_s or sequence.added_s) - sequence.added_s,
             num_preemptions=sequence.num_preemptions,
             error=sequence.failure,
@@ -285,8 +287,6 @@ class Engine:
 
     # --- what is counted ---
 
-            num_draft_tokens=sequence.num_draft_tokens,
-            num_accepted_tokens=sequence.num_accepted_tokens,
     @property
     def stats(self) -> Stats:
         """Gauges and counters as they stand."""
@@ -301,6 +301,7 @@ class Engine:
             last_step_rows=self._last_rows,
             step_seconds=self._step_seconds,
             **self._counts,
+            **self._strands.figures,
             **({} if self._adapters is None else self._adapters.figures),
         )
 
@@ -314,7 +315,6 @@ class Engine:
         sequence, num_new = commit.sequence, len(commit.token_ids)
         self._counts["generation_tokens"] += num_new
         if sequence.index == 0 and num_new == sequence.num_output_tokens:
-            **self._strands.figures,
             prompt_done = num_new > 0 or sequence.finish_reason is FinishReason.LENGTH
             self._counts["prompt_tokens"] += sequence.num_prompt_tokens * prompt_done
 

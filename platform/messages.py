@@ -103,7 +103,6 @@ class Stats(msgspec.Struct, frozen=True):
     adapter_evictions: int = 0  # from the device
     adapter_host_bytes: int = 0
     adapter_device_bytes: int = 0
-
     grammar_sequences: int = 0  # whose grammar was opened
     grammar_opens: int = 0  # from the payload, not found loaded
     grammar_open_seconds: float = 0.0
@@ -114,6 +113,7 @@ class Stats(msgspec.Struct, frozen=True):
     mask_wait_seconds: float = 0.0  # of these, how long steps waited
     forced_tokens: int = 0  # text that grammars force, proposed as drafts and verified
     accepted_forced_tokens: int = 0
+
 
 class Events(msgspec.Struct, tag="events"):
     """What one step made known."""
