@@ -51,9 +51,10 @@ _INITS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
 _INITS_THAT_SHIFT = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 _MAX_LIST = 100_000
+_MAX_PATTERNS = 256  # of one key, names aside: each may take a while
 _MAX_INVOCATION = 4096
 
-Names = tuple[str, ...]
+Names = frozenset[str]  # looked up by the suffixes of a module's name: files may list many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +70,8 @@ class PeftConfig:
     alpha_pattern: tuple[tuple[Pattern, float], ...] = ()
     target_modules: Names | Pattern | None = None  # suffixes, or a pattern of whole names
     exclude_modules: Names | Pattern | None = None
-    target_parameters: Names = ()
-    modules_to_save: Names = ()
+    target_parameters: Names = frozenset()
+    modules_to_save: Names = frozenset()
     layers_to_transform: tuple[int, ...] = ()
     layers_pattern: tuple[Pattern, ...] = ()
     trained_tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # "": embedding
@@ -188,9 +189,13 @@ def _text(key: str, value: Any) -> str:
 
 
 def _names(key: str, value: Any) -> Names:
+    return frozenset(_texts(key, value))
+
+
+def _texts(key: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
         _refuse(key, value, "a list of names is wanted")
-    return tuple(value)
+    return list(value)
 
 
 def _names_or_pattern(key: str, value: Any) -> Names | Pattern | None:
@@ -200,7 +205,9 @@ def _names_or_pattern(key: str, value: Any) -> Names | Pattern | None:
 
 
 def _patterns(key: str, value: Any) -> tuple[Pattern, ...]:
-    values = (value,) if isinstance(value, str) else _names(key, value)
+    values = [value] if isinstance(value, str) else _texts(key, value)
+    if len(values) > _MAX_PATTERNS:
+        _refuse(key, value, f"at most {_MAX_PATTERNS} patterns are read")
     return tuple(compile_pattern(key, v) for v in values)
 
 
@@ -210,7 +217,13 @@ def _by_pattern(
     def parse(key: str, value: Any) -> tuple[tuple[Pattern, Any], ...]:
         if not isinstance(value, dict) or len(value) > _MAX_LIST:
             _refuse(key, value, "an object of patterns and numbers is wanted")
-        return tuple((compile_pattern(key, p), read(key, v)) for p, v in value.items())
+        found, num_patterns = [], 0
+        for text, number in value.items():
+            found.append((compile_pattern(key, text), read(key, number)))
+            num_patterns += not found[-1][0].is_name
+            if num_patterns > _MAX_PATTERNS:
+                _refuse(key, value, f"at most {_MAX_PATTERNS} patterns are read, beside names")
+        return tuple(found)
 
     return parse
 

@@ -7,11 +7,12 @@ that it would ignore is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 
 from plait.adapters.patterns import Pattern
 from plait.adapters.peft_config import PeftConfig
 
+_MAX_WARNINGS = 16
 _FIRST_NUMBER = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
 
 
@@ -23,7 +24,7 @@ def is_target_module(config: PeftConfig, name: str) -> bool:
     excluded, targets = config.exclude_modules, config.target_modules
     if isinstance(excluded, Pattern) and excluded.match_whole(name):
         return False
-    if isinstance(excluded, tuple) and _has_suffix(name, excluded):
+    if isinstance(excluded, frozenset) and _has_suffix(name, excluded):
         return False
     if targets is None:
         return not config.target_parameters
@@ -38,8 +39,17 @@ def is_target_parameter(config: PeftConfig, name: str) -> bool:
     return _has_suffix(name, config.target_parameters)
 
 
-def _has_suffix(name: str, suffixes: Iterable[str]) -> bool:
-    return any(name == suffix or name.endswith(f".{suffix}") for suffix in suffixes)
+def _has_suffix(name: str, suffixes: Container[str]) -> bool:
+    return any(suffix in suffixes for suffix in _suffixes(name))
+
+
+def _suffixes(name: str) -> Iterator[str]:
+    """The name, and what follows each of its dots."""
+    yield name
+    at = name.find(".")
+    while at >= 0:
+        yield name[at + 1 :]
+        at = name.find(".", at + 1)
 
 
 def _is_chosen_layer(config: PeftConfig, name: str) -> bool:
@@ -56,9 +66,13 @@ def _is_chosen_layer(config: PeftConfig, name: str) -> bool:
 
 def warnings_of_targets(config: PeftConfig, modules: Iterable[str]) -> tuple[str, ...]:
     """What the config targets without a tensor for it in the file."""
-    names = list(modules)
     targets = config.target_modules
-    if not isinstance(targets, tuple):
+    if not isinstance(targets, frozenset):
         return ()
-    missing = sorted(t for t in targets if not any(_has_suffix(name, (t,)) for name in names))
-    return tuple(f"target_modules has {t!r}, and the file has no tensors of it" for t in missing)
+    found = {suffix for name in modules for suffix in _suffixes(name)}
+    missing = sorted(targets - found)
+    more = [f"and {len(missing) - _MAX_WARNINGS} more"] if len(missing) > _MAX_WARNINGS else []
+    return tuple(
+        f"target_modules has {t[:200]!r}, and the file has no tensors of it"
+        for t in missing[:_MAX_WARNINGS]
+    ) + tuple(more)

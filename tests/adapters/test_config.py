@@ -9,7 +9,7 @@ from peft.utils.other import get_pattern_key
 
 from plait.adapters.bundle import Bundle, parse_bundle
 from plait.adapters.peft_config import check_config, parse_config
-from plait.adapters.targets import is_target_module
+from plait.adapters.targets import is_target_module, warnings_of_targets
 from plait.platform.errors import InvalidAdapter
 
 
@@ -29,7 +29,7 @@ def test_all_that_peft_writes_by_default_is_accepted():
     written["peft_type"] = "LORA"
     config = parse_config(json.dumps(written, default=str).encode())
     assert config.r == 4
-    assert config.target_modules == ("q_proj",)
+    assert config.target_modules == {"q_proj"}
 
 
 REFUSED = [
@@ -124,6 +124,9 @@ def test_what_decides_nothing_is_accepted(config):
         ("q_proj|v_proj", "model.layers.0.v_proj", "model.layers.0.k_proj"),
         (r"[01]\.q_pro[j]", "layers.1.q_proj", "layers.2.q_proj"),
         (r"(?i:Q_PROJ)", "layers.1.q_proj", "layers.2.k_proj"),
+        ("self.attn.q_proj", "layers.1.self_attn.q_proj", "layers.1.xself.attn.q_proj"),
+        ("q_proj.", "layers.1.q_projx", "layers.1.q_proj"),
+        (r"layers\.\d{1,2}\.q", "model.layers.11.q", "model.layers.111.q"),
         (r"q_\w+", "layers.1.q_proj", "layers.2.k_proj"),
         (r"layers\.\d", "model.layers.1", "model.layers.x"),
         (r"^(?!.*visual).*q_proj", "model.layers.0.q_proj", "model.visual.0.q_proj"),
@@ -158,6 +161,46 @@ def test_a_pattern_cannot_take_long():
     with pytest.raises(InvalidAdapter, match="too long to match"):
         config.rank("a" * 60)
     assert time.monotonic() - start < 5
+
+
+def test_a_pattern_that_is_quick_on_each_name_cannot_take_long_on_all():
+    config = check_config({"rank_pattern": {r"(a|aa)+[bc]": 2}})
+    start = time.monotonic()
+    with pytest.raises(InvalidAdapter, match="too long to match"):
+        for _ in range(100_000):
+            config.rank("a" * 26)  # some milliseconds
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?x)q_proj #",  # a comment that goes on behind it
+        "(?:k_proj){e}",  # what follows are `regex`'s own words, not `re`'s
+        "q_proj{s<=1}",
+        r"\p{Lu}_proj",
+        "(?R)",
+        "(?e)q_proj",
+    ],
+)
+@pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern", "target_modules"])
+def test_what_is_no_pattern_of_peft_is_refused(key, pattern):
+    value = pattern if key == "target_modules" else {pattern: 2}
+    with pytest.raises(InvalidAdapter, match=f"{key}: .* is no pattern"):
+        check_config({key: value})
+
+
+def test_long_lists_take_no_time():
+    listed = [f"layers.{n}.q_proj" for n in range(60_000)]
+    modules = [f"model.{name}" for name in listed[:1000]]
+    start = time.monotonic()
+    config = check_config({"target_modules": listed, "exclude_modules": listed[1000:]})
+    assert all(is_target_module(config, module) for module in modules)
+    assert len(warnings_of_targets(config, modules)) < 20
+    assert time.monotonic() - start < 2
+    for value in ({f"x{n}.*": 2 for n in range(1000)}, {f"(x){n}": 2 for n in range(1000)}):
+        with pytest.raises(InvalidAdapter, match="at most 256 patterns"):
+            check_config({"rank_pattern": value})
 
 
 def test_a_name_in_full_is_targeted_whatever_layers_are_chosen():
