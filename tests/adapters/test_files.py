@@ -114,6 +114,7 @@ BROKEN_CONFIGS = {
     "a list": b"[]",
     "no UTF-8": b'{"r": "\xff"}',
     "key twice": b'{"r": 2, "r": 3}',
+    "key twice among many": b"{%s}" % b",".join(b'"%d": 0' % (n % 90_000) for n in range(90_001)),
     "not a number": b'{"lora_alpha": NaN}',
     "a number of many digits": b'{"r": ' + b"1" * 5000 + b"}",
     "nested": b'{"rank_pattern": ' + b'{"a": ' * 80 + b"1" + b"}" * 81,
