@@ -1,8 +1,8 @@
 """One grammar over a whole reply: thinking, then tool calls or what a constraint says.
 
 Written as a grammar of llguidance's, in which each schema is one rule, and marks that are single
-special tokens are named by their ids. Nothing is switched on at a border: free text is a part of the
-grammar, and excludes what would begin another.
+special tokens are named by their ids. Nothing is switched on at a border: free text is a part of
+the grammar, and excludes what would begin another.
 
 Content: {"thinking": null or {"begun": bool, "open": PIECES, "close": PIECES},
           "body": {"kind": a GrammarKind, "content": …}, or what `tools_body` gives,
@@ -111,9 +111,7 @@ def _thinking(thinking: dict[str, Any], body: str) -> tuple[str, list[str]]:
     return f"({_literal(thinking['open'])} {thought})? ({body})", rules
 
 
-def _body(
-    content: dict[str, Any], spec: GrammarSpec, notes: list[str]
-) -> tuple[str, list[str]]:
+def _body(content: dict[str, Any], spec: GrammarSpec, notes: list[str]) -> tuple[str, list[str]]:
     """What may come behind thinking, and the rules it names."""
     body, thinking = content["body"], content["thinking"]
     if "tools" not in body:
@@ -129,9 +127,7 @@ def _body(
     return start, [*rules, *more]
 
 
-def _answer(
-    body: dict[str, Any], spec: GrammarSpec, notes: list[str]
-) -> tuple[str, list[str]]:
+def _answer(body: dict[str, Any], spec: GrammarSpec, notes: list[str]) -> tuple[str, list[str]]:
     """The rule of what a constraint says, and those that it names."""
     inner = replace(spec, kind=GrammarKind(body["kind"]), content=body["content"])
     match inner.kind:
@@ -148,8 +144,8 @@ def _answer(
             check_choices(inner)
             return "answer", ["answer: " + " | ".join(_quoted(each) for each in inner.content)]
     raise Unsupported(
-        f"{inner.kind} for a model that thinks first is not served: the grammar would have to say "
-        "where thinking ends. Use a JSON schema, a regex or a choice, or turn thinking off "
+        f"{inner.kind} together with tools, or for a model that thinks first, is not served. Use a "
+        "JSON schema, a regex or a choice; or leave tools out and turn thinking off "
         '(chat_template_kwargs: {"enable_thinking": false}, where the template reads it)',
         param=spec.param,
     )
@@ -288,4 +284,3 @@ def _starting_without(mark: Pieces) -> str:
     if isinstance(mark[0], int):
         return _ANY
     return f"{_ANY} & ~/{_escaped(mark[0])}(?s:.*)/"
-

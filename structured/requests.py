@@ -26,9 +26,7 @@ KINDS: dict[str, GrammarKind] = {
     "grammar": GrammarKind.GRAMMAR,
     "structural_tag": GrammarKind.STRUCTURAL_TAG,
 }
-FIELDS = frozenset(
-    {"response_format", "structured_outputs", "guided_whitespace_pattern", *KINDS}
-)
+FIELDS = frozenset({"response_format", "structured_outputs", "guided_whitespace_pattern", *KINDS})
 _OUTPUTS: dict[str, GrammarKind] = {
     "json": GrammarKind.JSON_SCHEMA,
     "regex": GrammarKind.REGEX,

@@ -43,6 +43,8 @@ from plait.platform.server.schemas import (
     UnloadAdapterRequest,
 )
 from plait.platform.server.scope import REQUEST_ID_HEADER, RequestScope
+from plait.platform.server.structured.grammars import Grammars
+from plait.platform.server.structured.metrics import GrammarMetrics
 from plait.platform.server.tokenize import tokenize_router
 
 if TYPE_CHECKING:
@@ -118,6 +120,9 @@ def _context(
     usage = AdapterUsage(adapters.registry)
     metrics = Metrics(client, model_name=model_name, version=version)
     metrics.registry.register(AdapterCollector(client, adapters.registry, usage))
+    observed = GrammarMetrics(metrics.registry)
+    grammars = Grammars(client, tokenizer, observe=observed.compiled)
+    observed.collect_from(client, grammars)
     context = ServerContext(
         client=client,
         tokenizer=tokenizer,
@@ -126,6 +131,7 @@ def _context(
         admission=Admission(client, shutdown_timeout_s=settings.shutdown_timeout_s),
         adapters=adapters,
         usage=usage,
+        grammars=grammars,
         metrics=metrics,
         pool=ThreadPoolExecutor(_num_threads(settings), thread_name_prefix="plait-http"),
         version=version,
@@ -174,6 +180,7 @@ async def _life(app: FastAPI) -> AsyncIterator[None]:
     finally:
         lag.cancel()
         await asyncio.gather(lag, return_exceptions=True)
+        await asyncio.to_thread(context.grammars.close)
         await context.adapters.close()
         await context.client.close()
         context.pool.shutdown(wait=False, cancel_futures=True)

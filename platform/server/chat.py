@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, ExitStack, aclosing
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import ExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,9 +31,13 @@ from plait.platform.server.responses import (
 )
 from plait.platform.server.schemas import ChatCompletionRequest
 from plait.platform.server.streaming import DONE, EventStream, event_block, until_disconnected
+from plait.platform.server.structured.replies import Reading, constraint_of
+from plait.structured.reply import ReplyPlan
+from plait.structured.tools.request import read_tools
 
 if TYPE_CHECKING:
     from plait.platform.server.context import ServerContext
+    from plait.structured.tools.request import ToolWish
 
 
 def chat_router(context: ServerContext) -> APIRouter:
@@ -59,13 +64,27 @@ def chat_router(context: ServerContext) -> APIRouter:
 def _prepare(context: ServerContext, call: Call, body: ChatCompletionRequest) -> _Chat:
     params = chat_params(body, context.settings.limits)
     messages = prompts.check_chat(body)
+    wish = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    plan = ReplyPlan.of(call.target.tokenizer, constraint_of(body), wish)
+    if plan is not None and plan.shows_special:
+        params = replace(params, skip_special_tokens=False)
     if body.echo and not body.continue_final_message:
         raise BadRequest(
             "echo repeats the message that is continued: it needs continue_final_message: true",
             param="echo",
         )
-    form = LogprobsFormat(context.tokenizer, params, as_ids=body.return_tokens_as_token_ids)
-    return _Chat(context=context, call=call, body=body, params=params, messages=messages, form=form)
+    tokenizer = call.target.tokenizer
+    form = LogprobsFormat(tokenizer, params, as_ids=body.return_tokens_as_token_ids)
+    return _Chat(
+        context=context,
+        call=call,
+        body=body,
+        params=params,
+        messages=messages,
+        form=form,
+        wish=wish if wish is not None and wish.callable else None,
+        plan=plan,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,20 +97,37 @@ class _Chat:
     params: SamplingParams
     messages: list[dict[str, Any]]
     form: LogprobsFormat
+    wish: ToolWish | None  # tools that the prompt shows
+    plan: ReplyPlan | None  # None: the reply is free
 
-    def _generation(self) -> AbstractAsyncContextManager[Generation]:
-        return generation(self.context, self.call, self.params, 1, self._prompts)
+    @asynccontextmanager
+    async def _generation(self) -> AsyncIterator[Generation]:
+        plan = self.plan
+        constrain = None if plan is None else lambda prompt: plan.grammar(prompt.begins)
+        async with generation(
+            self.context, self.call, self.params, 1, self._prompts, constrain
+        ) as running:
+            if plan is not None:
+                for answer in running.answers:
+                    answer.reading = Reading(plan.parser(answer.prompt.begins))
+            yield running
 
     def _prompts(self, room: int) -> list[prompts.Prompt]:
-        ids = prompts.encode_chat(self.call.target.tokenizer, self.messages, self.body)
+        tokenizer = self.call.target.tokenizer
+        text = prompts.render_chat(tokenizer, self.messages, self.body, self.wish)
+        begins = False if self.plan is None else self.plan.begins(tokenizer, text)
+        ids = tokenizer.encode(text, add_special_tokens=self.body.add_special_tokens)
         echo = prompts.final_text(self.messages) if self.body.echo else ""
         kept = prompts.truncate(ids, self.body.truncate_prompt_tokens, room)
-        return [prompts.Prompt(token_ids=kept, echo=echo)]
+        return [prompts.Prompt(token_ids=kept, echo=echo, begins=begins)]
 
     async def answer(self) -> Response:
         """The whole answer in one body."""
         async with self._generation() as running:
-            await running.run()
+            async with aclosing(running.events()) as events:
+                async for answer, event in events:
+                    if answer.reading is not None:
+                        answer.reading.take(event)
             if self.params.logprobs is None and self.params.prompt_logprobs is None:
                 content = self._encode(running)
             else:
@@ -112,17 +148,17 @@ class _Chat:
                 choices=[self._choice(answer) for answer in running.answers],
                 usage=running.usage,
                 prompt_token_ids=prompt_ids,
+                warnings=running.warnings,
                 prompt_logprobs=None if entries is None else self.form.prompt(entries),
             )
         )
 
     def _choice(self, answer: Answer) -> ChatChoice:
-        text = answer.prompt.echo + "".join(answer.texts)
         return ChatChoice(
             index=answer.index,
-            message=Message(content=text),
+            message=_message(answer),
             logprobs=self.form.chat(answer.logprobs) if self.body.logprobs else None,
-            finish_reason=answer.finish_reason,
+            finish_reason=_finish_reason(answer),
             stop_reason=answer.stop_reason,
             token_ids=answer.token_ids if self.body.return_token_ids else None,
         )
@@ -138,9 +174,8 @@ class _Chat:
                     begun.add(answer.index)
                     for choice in self._opening(answer):
                         yield self._chunk(running, choice, every_usage, first=len(begun) == 1)
-                choice_or_none = self._delta(answer, event)
-                if choice_or_none is not None:
-                    yield self._chunk(running, choice_or_none, every_usage)
+                for choice in self._deltas(answer, event):
+                    yield self._chunk(running, choice, every_usage)
             if options is not None and options.include_usage:
                 yield self._chunk(running, None, usage=True)
         yield DONE
@@ -155,20 +190,27 @@ class _Chat:
             for d in deltas
         ]
 
-    def _delta(self, answer: Answer, event: Event) -> ChatChunkChoice | None:
-        """What the event adds; None where that is nothing a client can see."""
+    def _deltas(self, answer: Answer, event: Event) -> list[ChatChunkChoice]:
+        """What the event adds, if that is anything a client can see."""
         wants_logprobs = self.body.logprobs and bool(event.logprobs)
         wants_ids = self.body.return_token_ids and bool(event.token_ids)
-        if not (event.text or wants_logprobs or wants_ids or event.finish_reason):
-            return None
-        return ChatChunkChoice(
-            index=answer.index,
-            delta=Delta(content=event.text or ("" if wants_logprobs or wants_ids else None)),
-            logprobs=self.form.chat(event.logprobs) if wants_logprobs else None,
-            finish_reason=answer.finish_reason,
-            stop_reason=answer.stop_reason,
-            token_ids=list(event.token_ids) if wants_ids else None,
-        )
+        if answer.reading is None:
+            deltas = [Delta(content=event.text)] if event.text else []
+        else:
+            deltas = answer.reading.take(event)
+        if not deltas and (wants_logprobs or wants_ids or event.finish_reason):
+            deltas = [Delta(content="" if wants_logprobs or wants_ids else None)]
+        choices = [
+            ChatChunkChoice(index=answer.index, delta=d, logprobs=None, finish_reason=None)
+            for d in deltas
+        ]
+        if choices:
+            last = choices[-1]
+            last.logprobs = self.form.chat(event.logprobs) if wants_logprobs else None
+            last.finish_reason = _finish_reason(answer)
+            last.stop_reason = answer.stop_reason
+            last.token_ids = list(event.token_ids) if wants_ids else None
+        return choices
 
     def _chunk(
         self,
@@ -190,5 +232,24 @@ class _Chat:
                 choices=[] if choice is None else [choice],
                 usage=running.usage if usage else None,
                 prompt_token_ids=running.prompts[0].token_ids if wants_prompt else None,
+                warnings=running.warnings if first else None,
             )
         )
+
+
+def _message(answer: Answer) -> Message:
+    reading = answer.reading
+    if reading is None:
+        return Message(content=answer.prompt.echo + "".join(answer.texts))
+    reply = reading.reply
+    content = answer.prompt.echo + reply.content
+    return Message(
+        content=content if content or not reply.calls else None,
+        reasoning_content=reply.reasoning or msgspec.UNSET,
+        tool_calls=reading.calls or msgspec.UNSET,
+    )
+
+
+def _finish_reason(answer: Answer) -> str | None:
+    reading = answer.reading
+    return answer.finish_reason if reading is None else reading.finish_reason(answer.finish_reason)

@@ -23,9 +23,11 @@ from plait.platform.server.params import completion_params
 from plait.platform.server.responses import Completion, CompletionChoice, Usage, encode
 from plait.platform.server.schemas import CompletionRequest
 from plait.platform.server.streaming import DONE, EventStream, event_block, until_disconnected
+from plait.platform.server.structured.replies import constraint_of
 
 if TYPE_CHECKING:
     from plait.platform.server.context import ServerContext
+    from plait.structured.spec import GrammarSpec
 
 
 def completions_router(context: ServerContext) -> APIRouter:
@@ -55,7 +57,8 @@ def _prepare(context: ServerContext, call: Call, body: CompletionRequest) -> _Co
         body=body,
         params=params,
         given=prompts.split_prompts(body, context.settings.limits),
-        form=LogprobsFormat(context.tokenizer, params, as_ids=body.return_tokens_as_token_ids),
+        constraint=constraint_of(body),
+        form=LogprobsFormat(call.target.tokenizer, params, as_ids=body.return_tokens_as_token_ids),
     )
 
 
@@ -68,13 +71,22 @@ class _Continuation:
     body: CompletionRequest
     params: SamplingParams
     given: list[str | list[int]]
+    constraint: GrammarSpec | None
     form: LogprobsFormat
 
     def _generation(self) -> AbstractAsyncContextManager[Generation]:
-        return generation(self.context, self.call, self.params, len(self.given), self._prompts)
+        constraint = self.constraint
+        return generation(
+            self.context,
+            self.call,
+            self.params,
+            len(self.given),
+            self._prompts,
+            None if constraint is None else lambda _: constraint,
+        )
 
     def _prompts(self, room: int) -> list[prompts.Prompt]:
-        return prompts.encode_prompts(self.context.tokenizer, self.given, self.body, room)
+        return prompts.encode_prompts(self.call.target.tokenizer, self.given, self.body, room)
 
     async def answer(self) -> Response:
         """All choices in one body, those of the first prompt first."""
@@ -88,7 +100,7 @@ class _Continuation:
 
     def _encode(self, running: Generation) -> bytes:
         choices = [self._choice(running, answer) for answer in running.answers]
-        return encode(self._completion(choices, running.usage))
+        return encode(self._completion(choices, running.usage, running.warnings))
 
     def _choice(self, running: Generation, answer: Answer) -> CompletionChoice:
         with_ids = self.body.return_token_ids
@@ -120,7 +132,12 @@ class _Continuation:
         """Logprobs of the echoed prompt."""
         return legacy.prompt(_entries(running, answer))
 
-    def _completion(self, choices: list[CompletionChoice], usage: Usage | None) -> Completion:
+    def _completion(
+        self,
+        choices: list[CompletionChoice],
+        usage: Usage | None,
+        warnings: list[str] | None = None,
+    ) -> Completion:
         return Completion(
             id=self.call.id,
             object="text_completion",
@@ -130,6 +147,7 @@ class _Continuation:
             adapter_generation=self.call.target.generation,
             choices=choices,
             usage=usage,
+            warnings=warnings,
         )
 
     async def blocks(self) -> AsyncGenerator[bytes]:
@@ -148,7 +166,8 @@ class _Continuation:
                 choice = self._delta(answer, event, legacy, with_prompt=first)
                 if choice is not None:
                     usage = running.usage if every_usage else None
-                    yield event_block(self._completion([choice], usage))
+                    warnings = running.warnings if first else None
+                    yield event_block(self._completion([choice], usage, warnings))
             if options is not None and options.include_usage:
                 yield event_block(self._completion([], running.usage))
         yield DONE

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from plait.platform.server.client import EngineClient
     from plait.platform.server.metrics import Metrics
     from plait.platform.server.settings import ServerSettings
+    from plait.platform.server.structured.grammars import Grammars
     from plait.platform.tokenizer import Tokenizer
 
 P = ParamSpec("P")
@@ -42,6 +43,7 @@ class ServerContext:
     admission: Admission
     adapters: AdapterService
     usage: AdapterUsage
+    grammars: Grammars
     metrics: Metrics
     pool: ThreadPoolExecutor
     version: str

@@ -22,9 +22,14 @@ from plait.platform.errors import (
     BadRequest,
     DeadlineExceeded,
     EngineDied,
+    GrammarTooComplex,
     InternalError,
+    InvalidGrammar,
+    InvalidRegex,
+    InvalidSchema,
     Overloaded,
     PlaitError,
+    UnsupportedSchemaKeyword,
     by_code,
 )
 
@@ -93,6 +98,23 @@ def sanitise(message: str) -> str:
     return message
 
 
+# Their messages name places in a schema by JSON pointers, which look like paths.
+_WITH_POINTERS = (
+    GrammarTooComplex,
+    InvalidGrammar,
+    InvalidRegex,
+    InvalidSchema,
+    UnsupportedSchemaKeyword,
+)
+_FILE = re.compile(r"(?:/|\b[A-Za-z]:\\)[\w./\\@+~-]+\.(?:cc|cpp|h|py|rs|so)\b(?::\d+)*")
+
+
+def _shown(error: PlaitError) -> str:
+    if isinstance(error, _WITH_POINTERS):
+        return _ADDRESS.sub("0x…", _FILE.sub("…", _TRACE.sub("…", error.message)))
+    return sanitise(error.message)
+
+
 def as_plait_error(error: Exception, request_id: str) -> PlaitError:
     """The error to show for `error`; what was not foreseen is logged with its trace."""
     if isinstance(error, PlaitError):
@@ -109,7 +131,7 @@ def error_body(error: PlaitError) -> dict[str, Any]:
     """OpenAI's error body, also used inside streams; with the report of a refused adapter."""
     body: dict[str, Any] = {
         "error": {
-            "message": sanitise(error.message),
+            "message": _shown(error),
             "type": error.type,
             "param": error.param,
             "code": error.code,

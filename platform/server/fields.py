@@ -38,19 +38,8 @@ IGNORED = frozenset(
     }
 )
 
-_STRUCTURE = "structured output is not served yet: leave it out, and ask for the format in words"
-
 # Known elsewhere, not served here: field → what to do.
 REFUSED: dict[str, str] = {
-    "structured_outputs": _STRUCTURE,
-    "guided_json": _STRUCTURE,
-    "guided_regex": _STRUCTURE,
-    "guided_choice": _STRUCTURE,
-    "guided_grammar": _STRUCTURE,
-    "guided_json_object": _STRUCTURE,
-    "guided_decoding_backend": _STRUCTURE,
-    "guided_whitespace_pattern": _STRUCTURE,
-    "structural_tag": _STRUCTURE,
     "chat_template": "the template comes with the model; set it when the server starts",
     "mm_processor_kwargs": "the served model takes text only",
     "media_io_kwargs": "the served model takes text only",

@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from plait.platform.core import Event, Request, SamplingParams, TokenLogprobs
+from plait.platform.core import CompiledGrammar, Event, Request, SamplingParams, TokenLogprobs
 from plait.platform.errors import BadRequest, InternalError, Overloaded
 from plait.platform.server.errors import event_error
 from plait.platform.server.responses import CompletionTokensDetails, PromptTokensDetails, Usage
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from plait.platform.server.context import ServerContext
     from plait.platform.server.metrics import SequenceTimer
     from plait.platform.server.prompts import Prompt
+    from plait.platform.server.structured.replies import Reading
+    from plait.structured.spec import GrammarSpec
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,10 +41,13 @@ class Answer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    num_forced: int = 0  # tokens that followed from the grammar
+    reading: Reading | None = None  # of calls and thinking; None: the text is the content
 
     def add(self, event: Event) -> None:
         """Count an event and keep its content."""
         self.num_tokens = event.num_output_tokens
+        self.num_forced = event.num_accepted_tokens
         if event.text:
             self.texts.append(event.text)
         self.token_ids.extend(event.token_ids)
@@ -61,6 +67,8 @@ class Generation:
         self._call = call
         self._requests = requests
         self.prompts = prompts
+        grammar = requests[0].grammar
+        self.warnings = list(grammar.notes) or None if grammar is not None else None
         self._num_cached = [0] * len(prompts)
         self._seen = [False] * len(prompts)
         # Of each prompt, once it is computed and if they were asked for.
@@ -123,7 +131,9 @@ class Generation:
             completion_tokens=output,
             total_tokens=prompt + output,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._num_cached)),
-            completion_tokens_details=CompletionTokensDetails(),
+            completion_tokens_details=CompletionTokensDetails(
+                forced_tokens=sum(answer.num_forced for answer in self.answers)
+            ),
         )
 
     def close(self) -> None:
@@ -179,16 +189,25 @@ async def generation(
     params: SamplingParams,
     num_prompts: int,
     make_prompts: Callable[[int], list[Prompt]],
+    constrain: Callable[[Prompt], GrammarSpec] | None = None,
 ) -> AsyncIterator[Generation]:
     """A place in the queue, prompts tokenized by `make_prompts(room)`, and what runs them.
 
-    Raises `Overloaded` before any work where there is no place.
+    `constrain` tells from the first prompt which grammar holds; other requests go on while that is
+    compiled. Raises `Overloaded` before any work where there is no place.
     """
     try:
         with context.admission.enter(num_prompts) as config:
             room = config.scheduler.max_model_len - max(1, params.max_tokens or 1)
+            grammar = None
+            if constrain is not None:
+                made = await context.in_pool(make_prompts, room)
+                make_prompts = partial(_same, made)
+                grammar = await context.grammars.compile(
+                    constrain(made[0]), tenant=call.tenant, time_left_s=call.time_left_s()
+                )
             prompts, requests = await context.in_pool(
-                _requests, context, call, params, make_prompts, room
+                _requests, context, call, params, make_prompts, room, grammar
             )
             running = Generation(context, call, requests, prompts)
             names = [one.name for one in call.target.adapters]
@@ -209,18 +228,23 @@ async def generation(
         raise
 
 
+def _same(prompts: list[Prompt], _room: int) -> list[Prompt]:
+    return prompts
+
+
 def _requests(
     context: ServerContext,
     call: Call,
     params: SamplingParams,
     make_prompts: Callable[[int], list[Prompt]],
     room: int,
+    grammar: CompiledGrammar | None,
 ) -> tuple[list[Prompt], list[Request]]:
     """Tokenize and check, in the thread pool."""
     prompts = make_prompts(room)
     call.time_left_s()  # a deadline that has passed already ends it here
     try:
-        requests = [_request(context, call, params, i, p) for i, p in enumerate(prompts)]
+        requests = [_request(context, call, params, i, p, grammar) for i, p in enumerate(prompts)]
     except BadRequest as error:
         if error.param == "prompt":
             error.param = call.prompt_param
@@ -229,7 +253,12 @@ def _requests(
 
 
 def _request(
-    context: ServerContext, call: Call, params: SamplingParams, index: int, prompt: Prompt
+    context: ServerContext,
+    call: Call,
+    params: SamplingParams,
+    index: int,
+    prompt: Prompt,
+    grammar: CompiledGrammar | None,
 ) -> Request:
     return context.intake.request(
         request_id=call.engine_request_id(index),
@@ -240,4 +269,5 @@ def _request(
         adapters=[(one.info, one.scale) for one in call.target.adapters],
         tenant=call.tenant,
         share=call.share,
+        grammar=grammar,
     )

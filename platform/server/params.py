@@ -114,11 +114,6 @@ def _check_common(body: GenerationRequest, limits: Limits) -> None:
         raise Unsupported(
             "use_beam_search: beam search is not served; use n", param="use_beam_search"
         )
-    if body.response_format is not None and body.response_format.type != "text":
-        raise Unsupported(
-            "response_format: only text is served; structured output is not served yet",
-            param="response_format",
-        )
     _check_stream(body)
     if body.cache_salt is not None and not body.cache_salt:
         raise BadRequest("cache_salt is empty: leave it out", param="cache_salt")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plait.platform.errors import BadRequest, Unsupported
+from plait.structured.tools import history
+from plait.structured.tools.prompt import tool_prompt
 
 if TYPE_CHECKING:
     from plait.platform.server.schemas import (
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     )
     from plait.platform.server.settings import Limits
     from plait.platform.tokenizer import Tokenizer
+    from plait.structured.tools.request import ToolWish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +26,13 @@ class Prompt:
 
     token_ids: list[int]
     echo: str = ""
+    begins: bool | None = False  # whether the reply begins inside of thinking; None: it may
 
 
 # Keys of a message that say nothing the model reads here; clients send back what they were given.
 _HARMLESS_KEYS = frozenset({"annotations", "id", "refusal", "status", "type"})
 # Passed to the template, which reads them or does not.
-_TEMPLATE_KEYS = frozenset({"name", "reasoning_content", "reasoning"})
+_TEMPLATE_KEYS = frozenset({"name", "reasoning_content", "reasoning", "tool_call_id"})
 _MEDIA_PARTS = frozenset(
     {
         "audio_url",
@@ -46,12 +50,6 @@ _MEDIA_PARTS = frozenset(
 
 def check_chat(body: ChatTemplating) -> list[dict[str, Any]]:
     """The messages as the template takes them. Raises what is wrong or not served, by name."""
-    if body.tools:
-        raise Unsupported("tools: tool calls are not served yet; leave tools out", param="tools")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise Unsupported(
-            "tool_choice: tool calls are not served yet; leave it out", param="tool_choice"
-        )
     if body.continue_final_message and body.add_generation_prompt:
         raise BadRequest(
             "continue_final_message and add_generation_prompt exclude each other",
@@ -68,9 +66,9 @@ def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _plain_message(message: ChatMessage, at: str) -> dict[str, Any]:
-    if message.role in ("tool", "function"):
+    if message.role == "function":
         raise Unsupported(
-            f"{at}.role: tool calls are not served yet; put the result into a user message",
+            f"{at}.role: 'function' is an older form; use 'tool' with a tool_call_id",
             param=f"{at}.role",
         )
     # OpenAI's newer word for the same role; templates know the older one.
@@ -79,8 +77,11 @@ def _plain_message(message: ChatMessage, at: str) -> dict[str, Any]:
     for key, value in (message.model_extra or {}).items():
         if value is None or value == [] or key in _HARMLESS_KEYS:
             continue
-        if key in ("tool_calls", "tool_call_id", "function_call", "audio"):
-            raise Unsupported(f"{at}.{key} is not served yet", param=f"{at}.{key}")
+        if key == "tool_calls" and role == "assistant":
+            plain[key] = history.read_calls(value, f"{at}.{key}")
+            continue
+        if key in ("tool_calls", "function_call", "audio"):
+            raise Unsupported(f"{at}.{key} is not served", param=f"{at}.{key}")
         if key not in _TEMPLATE_KEYS:
             shown = key[:64]
             raise BadRequest(f"{at}: unknown key {shown!r}", param=f"{at}.{shown}")
@@ -115,19 +116,37 @@ def _text_part(part: dict[str, Any], at: str) -> dict[str, Any]:
 
 
 def encode_chat(
-    tokenizer: Tokenizer, messages: list[dict[str, Any]], body: ChatTemplating
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    body: ChatTemplating,
+    wish: ToolWish | None = None,
 ) -> list[int]:
     """Token ids of a chat."""
+    text = render_chat(tokenizer, messages, body, wish)
+    return tokenizer.encode(text, add_special_tokens=body.add_special_tokens)
+
+
+def render_chat(
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    body: ChatTemplating,
+    wish: ToolWish | None = None,
+) -> str:
+    """The text of a chat, with the tools that may be called."""
+    tools = None
+    if wish is not None or history.has_calls(messages):
+        shown = tool_prompt(tokenizer, messages, wish)
+        messages, tools = shown.messages, shown.tools
     kwargs: dict[str, Any] = dict(body.chat_template_kwargs)
     if body.reasoning_effort is not None:
         kwargs["reasoning_effort"] = body.reasoning_effort
-    text = tokenizer.render_chat(
+    return tokenizer.render_chat(
         messages,
+        tools=tools,
         add_generation_prompt=_add_generation_prompt(body),
         continue_final_message=body.continue_final_message,
         template_kwargs=kwargs or None,
     )
-    return tokenizer.encode(text, add_special_tokens=body.add_special_tokens)
 
 
 def _add_generation_prompt(body: ChatTemplating) -> bool:

@@ -21,7 +21,8 @@ class PromptTokensDetails(msgspec.Struct):
 class CompletionTokensDetails(msgspec.Struct):
     """Parts of `completion_tokens`."""
 
-    reasoning_tokens: int = 0  # reasoning is not parsed: it counts as text
+    reasoning_tokens: int = 0  # counts as text
+    forced_tokens: int = 0  # followed from the grammar, and were verified at no step of their own
 
 
 class Usage(msgspec.Struct):
@@ -34,12 +35,38 @@ class Usage(msgspec.Struct):
     completion_tokens_details: CompletionTokensDetails
 
 
+class FunctionJson(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A called function, or what a chunk adds to its arguments."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallJson(msgspec.Struct, kw_only=True):
+    """One call of a whole message."""
+
+    id: str
+    type: str = "function"
+    function: FunctionJson
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a chunk adds to one call: id, type and name once, then arguments."""
+
+    index: int
+    id: str | None = None
+    type: str | None = None
+    function: FunctionJson
+
+
 class Message(msgspec.Struct, kw_only=True):
     """An assistant's whole message."""
 
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCallJson] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -47,6 +74,8 @@ class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChoice(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -97,6 +126,7 @@ class Completion(msgspec.Struct, kw_only=True, omit_defaults=True):
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[Any] | None = None
+    warnings: list[str] | None = None  # of a grammar, such as a tool without its schema
 
 
 class Model(msgspec.Struct, kw_only=True):

@@ -32,13 +32,6 @@ class StreamOptions(Schema):
     include_obfuscation: bool = False  # accepted, without effect: chunks are never padded
 
 
-class ResponseFormat(BaseModel):
-    """Only `text` is served; the rest of other formats is not looked at."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    type: str
-
-
 class ChatMessage(BaseModel):
     """One message. Further keys are checked by prompts.py."""
 
@@ -73,7 +66,26 @@ class AdapterChoice(Schema):
     lora: List[LoraRef] | None = None
 
 
-class GenerationRequest(AdapterChoice):
+class Constraint(Schema):
+    """What the answer must obey, one of these. Their insides: `plait.structured.requests`."""
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: List[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: Any = None  # without effect: each grammar gets the one that is exact
+    json_schema: dict[str, Any] | bool | str | None = None  # SGLang's and llama.cpp's
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
+
+
+class GenerationRequest(AdapterChoice, Constraint):
     """What chat and completion requests have in common."""
 
     n: Int = 1
@@ -109,7 +121,6 @@ class GenerationRequest(AdapterChoice):
     cache_salt: str | None = None
     timeout: float | None = None
     use_beam_search: bool = False
-    response_format: ResponseFormat | None = None
 
 
 class ChatTemplating(Schema):
@@ -123,6 +134,7 @@ class ChatTemplating(Schema):
     reasoning_effort: str | None = None  # for templates that read it
     tools: List[Any] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
 
 
 class ChatCompletionRequest(ChatTemplating, GenerationRequest):

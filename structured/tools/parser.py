@@ -106,6 +106,11 @@ class ReplyParser:
         """Calls of which the name is known."""
         return self._num_calls
 
+    @property
+    def in_call(self) -> bool:
+        """Whether a call has begun that is not complete."""
+        return self._state in (self._first_name, self._next_name, self._arguments)
+
     def feed(self, text: str) -> list[ReplyDelta]:
         """What more text adds."""
         self._held += text
@@ -219,7 +224,7 @@ class ReplyParser:
             return True
         return False if after.startswith(self._held) else self._give_up(found)
 
-    def _between(self, found: list[ReplyDelta]) -> bool:
+    def _between(self, found: list[ReplyDelta]) -> bool:  # noqa: ARG002
         form = self._form
         assert form is not None
         if not self._held:
