@@ -1,15 +1,19 @@
-"""Which waiting sequence is next: by priority, then fair shares between flows, then arrival.
+"""Which waiting sequence is next: by priority, then fair shares, then arrival.
 
-A *flow* is what one tenant asks of one set of adapters. Each has a virtual counter of the work it
-was given: prompt tokens, plus twice the generated ones, over the tenant's share (the prices of
-VTC, Sheng et al. 2024). Of the best priority, those that ran before go on first, by arrival; then
-the first of the flow with the smallest counter. Within a flow order is by arrival, so a single
-flow is served as if there were none.
+A *flow* is what one tenant asks of one set of adapters. Shares are fair between tenants, by their
+weights, and within a tenant between its flows: a tenant gains nothing from many adapters, and none
+of its adapters starves another. Each tenant and each flow has a virtual counter of the work it was
+given: prompt tokens, plus twice the generated ones, over the tenant's share (the prices of VTC,
+Sheng et al. 2024). Of the best priority, those that ran before go on first, by arrival; then the
+first of the flow with the smallest counter, of the tenant with the smallest. Within a flow order
+is by arrival, so a single flow is served as if there were none.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 
 from plait.platform.ordering import OrderedSequences
@@ -19,10 +23,10 @@ if TYPE_CHECKING:
 
 PROMPT_PRICE = 1.0
 OUTPUT_PRICE = 2.0  # a generated token takes a row of a step to itself
-MAX_IDLE_FLOWS = 4096  # whose debts are remembered
+MAX_IDLE = 4096  # whose debts are remembered
 
 Flow = tuple[str, tuple[str, ...]]
-_Entry = tuple[int, float, int, Flow]  # priority, counter, arrival of the first
+_Entry = tuple[int, tuple[float, float], int, Flow]  # priority, counters, arrival of the first
 
 
 def flow_of(sequence: Sequence) -> Flow:
@@ -31,60 +35,98 @@ def flow_of(sequence: Sequence) -> Flow:
     return request.tenant, tuple(use.generation for use in request.adapters)
 
 
-class FairShares:
-    """The virtual counters of all flows that have unfinished sequences, and debts of some others.
+class Counters:
+    """Virtual counters of those of one level that have unfinished sequences.
 
-    A flow that comes back starts at the smallest counter of those that are there, or where it
-    stopped if that is more: neither absence nor a short one gains it anything.
+    Who comes back starts at the smallest counter of those that are there, or where it stopped if
+    that is more: neither absence nor a short one gains it anything.
     """
 
     def __init__(self) -> None:
-        self._counters: dict[Flow, float] = {}
-        self._num_sequences: dict[Flow, int] = {}  # unfinished ones, of active flows
-        self._idle: dict[Flow, float] = {}  # oldest first
+        self._counters: dict[Hashable, float] = {}
+        self._num_sequences: dict[Hashable, int] = {}
+        self._idle: dict[Hashable, float] = {}  # debts of some who are gone, oldest first
 
-    def counter(self, flow: Flow) -> float:
-        """The work that an active flow was given."""
-        return self._counters[flow]
+    def __getitem__(self, key: Hashable) -> float:
+        """The work that one who is there was given."""
+        return self._counters[key]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody is there."""
+        return not self._counters
+
+    def open(self, key: Hashable) -> None:
+        """A new sequence came."""
+        if key not in self._num_sequences:
+            least = min(self._counters.values(), default=0.0)
+            self._counters[key] = max(self._idle.pop(key, 0.0), least)
+            self._num_sequences[key] = 0
+        self._num_sequences[key] += 1
+
+    def close(self, key: Hashable) -> None:
+        """A sequence ended."""
+        self._num_sequences[key] -= 1
+        if self._num_sequences[key]:
+            return
+        del self._num_sequences[key]
+        counter = self._counters.pop(key)
+        if not self._counters:
+            self._idle.clear()  # nobody is left to be ahead of
+        elif counter > min(self._counters.values()):
+            self._idle[key] = counter
+            if len(self._idle) > MAX_IDLE:
+                del self._idle[next(iter(self._idle))]
+
+    def charge(self, key: Hashable, work: float) -> None:
+        """Count work of one who is there."""
+        self._counters[key] += work
+
+    def check_integrity(self, counts: Mapping[Hashable, int]) -> None:
+        """Raise AssertionError unless those there are `counts`, with so many sequences each."""
+        assert counts == self._num_sequences, "miscounted"
+        assert counts.keys() == self._counters.keys(), "counters of others"
+
+
+class FairShares:
+    """The counters of tenants, and within each tenant of its flows."""
+
+    def __init__(self) -> None:
+        self._tenants = Counters()
+        self._flows: dict[str, Counters] = {}  # of the tenants that are there
+
+    def counters(self, flow: Flow) -> tuple[float, float]:
+        """The work that an active flow's tenant was given, and the flow itself."""
+        return self._tenants[flow[0]], self._flows[flow[0]][flow]
 
     def open(self, sequence: Sequence) -> None:
         """A new sequence came."""
-        flow = flow_of(sequence)
-        if flow not in self._num_sequences:
-            least = min(self._counters.values(), default=0.0)
-            self._counters[flow] = max(self._idle.pop(flow, 0.0), least)
-            self._num_sequences[flow] = 0
-        self._num_sequences[flow] += 1
+        tenant, _ = flow = flow_of(sequence)
+        self._tenants.open(tenant)
+        self._flows.setdefault(tenant, Counters()).open(flow)
 
     def close(self, sequence: Sequence) -> None:
         """A sequence ended."""
-        flow = flow_of(sequence)
-        self._num_sequences[flow] -= 1
-        if self._num_sequences[flow]:
-            return
-        del self._num_sequences[flow]
-        counter = self._counters.pop(flow)
-        if not self._counters:
-            self._idle.clear()  # nobody is left to be ahead of
-            return
-        if counter > min(self._counters.values()):
-            self._idle[flow] = counter
-            if len(self._idle) > MAX_IDLE_FLOWS:
-                del self._idle[next(iter(self._idle))]
+        tenant, _ = flow = flow_of(sequence)
+        self._tenants.close(tenant)
+        self._flows[tenant].close(flow)
+        if self._flows[tenant].is_empty:
+            del self._flows[tenant]
 
     def charge(self, sequence: Sequence, *, prompt: int = 0, output: int = 0) -> None:
         """Count work of an unfinished sequence."""
-        work = PROMPT_PRICE * prompt + OUTPUT_PRICE * output
-        self._counters[flow_of(sequence)] += work / sequence.request.share
+        tenant, _ = flow = flow_of(sequence)
+        work = (PROMPT_PRICE * prompt + OUTPUT_PRICE * output) / sequence.request.share
+        self._tenants.charge(tenant, work)
+        self._flows[tenant].charge(flow, work)
 
     def check_integrity(self, unfinished: list[Sequence]) -> None:
-        """Raise AssertionError unless the active flows are those of the unfinished sequences."""
-        counts: dict[Flow, int] = {}
-        for sequence in unfinished:
-            flow = flow_of(sequence)
-            counts[flow] = counts.get(flow, 0) + 1
-        assert counts == self._num_sequences, "flows miscounted"
-        assert counts.keys() == self._counters.keys(), "counters of other flows"
+        """Raise AssertionError unless exactly the unfinished sequences are counted."""
+        flows = Counter(flow_of(sequence) for sequence in unfinished)
+        self._tenants.check_integrity(Counter(sequence.request.tenant for sequence in unfinished))
+        assert self._flows.keys() == {tenant for tenant, _ in flows}, "flows of others"
+        for tenant, counters in self._flows.items():
+            counters.check_integrity({f: n for f, n in flows.items() if f[0] == tenant})
 
 
 class WaitingSequences:
@@ -170,4 +212,4 @@ class WaitingSequences:
 
     def _entry(self, priority: int, flow: Flow) -> _Entry:
         head = next(iter(self._new[priority, flow].values()))
-        return priority, self._shares.counter(flow), head.arrival, flow
+        return priority, self._shares.counters(flow), head.arrival, flow

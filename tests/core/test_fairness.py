@@ -44,6 +44,16 @@ def test_adapters_of_one_tenant_are_flows_of_their_own():
     assert late.finish_reason is not None
 
 
+def test_a_tenant_gains_nothing_from_many_adapters():
+    world = World(make_scheduler((None, 100), max_num_seqs=4, max_num_queued=1000, budget=64))
+    for i in range(200):
+        adapters = (AdapterUse(generation=f"g{i % 10}"),)
+        world.add([1, 2], tenant="ten", adapters=adapters, max_tokens=4, **ENDLESS)
+        world.add([1, 2], tenant="one", max_tokens=4, **ENDLESS)
+    given = first_tokens(world, 80)
+    assert given["one"] / given["ten"] == pytest.approx(1.0, rel=0.1)
+
+
 def test_who_comes_back_gains_nothing_from_its_absence():
     world = World(make_scheduler((None, 100), max_num_seqs=1, budget=64))
     for _ in range(30):
