@@ -23,12 +23,15 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from starlette.requests import Request
 from starlette.responses import Response
 
 from plait.platform.core import Event, SamplingParams
+from plait.platform.server.adapters.usage import LimitedRegistry
 from plait.platform.server.stats import StatsCollector
 
 if TYPE_CHECKING:
+    from plait.platform.server.access import Access
     from plait.platform.server.client import EngineClient
     from plait.platform.server.context import ServerContext
 
@@ -94,9 +97,11 @@ class Metrics:
             timings = self._timings[name] = Timings(self._families, name)
         return SequenceTimer(timings, arrival_s, params, num_prompt_tokens)
 
-    def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
-        return generate_latest(self.registry)
+    def render(self, access: Access) -> bytes:
+        """The text that Prometheus scrapes, as far as the caller may know of it."""
+        if access.adapters is None:
+            return generate_latest(self.registry)
+        return generate_latest(LimitedRegistry(self.registry, access))
 
 
 class Families:
@@ -260,8 +265,9 @@ def metrics_router(context: ServerContext) -> APIRouter:
     router = APIRouter()
 
     @router.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
         """Prometheus text format."""
-        return Response(context.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        text = context.metrics.render(request.state.access)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     return router

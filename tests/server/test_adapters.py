@@ -299,6 +299,35 @@ async def test_an_unloaded_adapter_stays_until_its_requests_have_ended(server, e
     await until(lambda: engine.dropped == [generation])
 
 
+async def test_what_is_loaded_again_while_others_are_removed_stays(server, engine, monkeypatch):
+    for name in ("sql", "tone"):
+        await load(server, name)
+    engine.gate, removing, may_go = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    both = asyncio.create_task(ask(server, adapters=["sql", "tone"]))
+    while not engine.num_open:
+        await asyncio.sleep(0)
+    for name in ("sql", "tone"):
+        await unload(server, name)
+    drop = engine.drop_adapter
+
+    async def drop_slowly(generation):
+        removing.set()
+        await may_go.wait()
+        await drop(generation)
+
+    monkeypatch.setattr(engine, "drop_adapter", drop_slowly)
+    engine.gate.set()
+    kept, gone = (await both)["adapter_generation"]  # the newest lease ends first
+    await removing.wait()
+    assert (await load(server, "sql"))["generation"] == kept
+    may_go.set()
+    while gone not in engine.dropped:
+        await asyncio.sleep(0)
+    await load(server, "third")  # behind whatever was still removed
+    assert engine.dropped == [gone]
+    assert (engine.directories[kept] / "adapter_model.safetensors").exists()
+
+
 async def test_a_client_that_leaves_gives_its_adapter_back(server, engine):
     generation = (await load(server))["generation"]
     engine.gate = asyncio.Event()
@@ -518,6 +547,12 @@ async def test_a_folder_that_does_not_fit_says_why_and_is_not_read_for_every_req
     assert len(engine.loads) == 1
 
 
+async def test_a_folder_named_like_the_base_is_no_adapter(server, engine, folder):
+    write_adapter(folder.parent / "fake-model", 1.0)
+    assert code(await ask(server, 404, model="fake-model:fake-model")) == "model_not_found"
+    assert engine.loads == []
+
+
 @pytest.mark.parametrize("name", ["nothing", "..", ".hidden", "a/b", "link", "x" * 65, "wild\0"])
 async def test_what_no_folder_serves_is_an_unknown_model(server, engine, folder, name):
     (folder.parent / "link").symlink_to(folder / "sql")
@@ -589,6 +624,9 @@ async def test_a_forbidden_adapter_is_answered_like_an_unknown_one(engine, folde
             assert [m["id"] for m in models] == ["fake-model", *names]
             status = (await http.get("/v1/models/tone", headers=headers)).status_code
             assert status == (200 if "tone" in names else 404)
+            metrics = (await http.get("/metrics", headers=headers)).text
+            assert {name for name in ("sql", "tone") if name in metrics} == set(names)
+            assert "vllm:num_requests_running" in metrics
         assert len(engine.loads) == 2  # what nobody may use is not loaded for them
     await app.state.context.adapters.close()
 
@@ -644,6 +682,27 @@ async def test_a_bundle_speaks_where_the_request_is_silent(server, engine, folde
     assert (params.temperature, params.max_tokens, params.stop) == (1.0, 5, ("?",))
     tokens = (await server.post("/tokenize", json=body)).json()["tokens"]
     assert tuple(tokens) == request.prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    ("named", "shown"),
+    [
+        ("org/model", "org/model"),
+        ("model", "model"),
+        ("/home/someone/models/base/", "base"),
+        ("./base", "base"),
+        ("~/base", "base"),
+        ("C:\\Users\\someone\\base", "base"),
+    ],
+)
+async def test_where_a_trainer_had_its_base_is_not_told(server, engine, folder, named, shown):
+    config = CONFIG | {"base_model_name_or_path": named}
+    (folder / "sql" / "adapter_config.json").write_text(json.dumps(config))
+    engine.info_of = lambda generation, _: make_info(generation, base_model=named)
+    await load(server)
+    text = (await server.get("/v1/lora_adapters")).text
+    assert json.loads(text)["data"][0]["base_model"] == shown
+    assert "someone" not in text
 
 
 # --- metrics, clients ---

@@ -136,6 +136,7 @@ class FakeEngine:
         )
         self.load_gate: asyncio.Event | None = None
         self.loads: list[tuple[str, bool, bool]] = []  # generation, pinned, allow_zero_delta
+        self.directories: dict[str, Path] = {}  # where each generation was read from last
         self.pins: list[tuple[str, bool]] = []
         self.dropped: list[str] = []
         self.adapter_states: dict[str, AdapterState] = {}
@@ -149,6 +150,7 @@ class FakeEngine:
         allow_zero_delta: bool = False,
     ) -> AdapterInfo:
         self.loads.append((generation, pinned, allow_zero_delta))
+        self.directories[generation] = Path(directory)
         if self.load_gate is not None:
             await self.load_gate.wait()
         info = self.info_of(generation, Path(directory))

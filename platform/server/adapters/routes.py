@@ -188,10 +188,17 @@ def _described(context: ServerContext, named: Named) -> dict[str, Any]:
         "waiting": state.waiting,
         "num_bytes": info.num_bytes,
         "device_bytes": info.device_bytes,
-        "base_model": info.base_model,
+        "base_model": _public(info.base_model),
         "bundle": named.bundle is not None,
         "report": info.report,
     }
+
+
+def _public(base_model: str) -> str:
+    """A base's name as its config gives it; of a path on the trainer's machine the last part."""
+    parts = base_model.replace("\\", "/").rstrip("/").split("/")
+    is_path = len(parts) > 2 or parts[0] in ("", ".", "..", "~") or "\\" in base_model
+    return parts[-1] if is_path else base_model
 
 
 def _json(value: dict[str, Any]) -> Response:

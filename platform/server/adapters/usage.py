@@ -19,6 +19,7 @@ from plait.adapters.info import AdapterState
 if TYPE_CHECKING:
     from plait.adapters.registry import AdapterRegistry, Named
     from plait.platform.messages import Stats
+    from plait.platform.server.access import Access
     from plait.platform.server.client import EngineClient
 
 MAX_LABELS = 256
@@ -117,6 +118,32 @@ class AdapterCollector(Collector):
         waiting = ",".join(name for name, state in in_use if state.waiting)
         info.add_metric((str(self._registry.max_names), running, waiting), time.time())
         return info
+
+
+class LimitedRegistry(Collector):
+    """A registry without what names adapters that the caller may not use."""
+
+    def __init__(self, registry: Collector, access: Access) -> None:
+        self._registry = registry
+        self._access = access
+
+    def collect(self) -> Iterator[Metric]:
+        """The registry's families, each with the samples that are left."""
+        for family in self._registry.collect():
+            family.samples = [
+                sample._replace(labels={k: self._shown(k, v) for k, v in sample.labels.items()})
+                for sample in family.samples
+                if self._may_use(sample.labels.get("adapter", OTHER))
+            ]
+            yield family
+
+    def _may_use(self, adapter: str) -> bool:
+        return adapter == OTHER or self._access.may_use(adapter)
+
+    def _shown(self, label: str, value: str) -> str:
+        if not label.endswith("_lora_adapters"):
+            return value
+        return ",".join(filter(self._may_use, value.split(",")))
 
 
 def _by_adapter(
