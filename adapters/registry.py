@@ -136,6 +136,10 @@ class AdapterRegistry:
         """Leases that are held of a generation."""
         return self._num_leases[generation]
 
+    def is_referenced(self, generation: str) -> bool:
+        """Whether a name or a lease leads to a generation."""
+        return bool(self._num_names[generation] or self._num_leases[generation])
+
     def is_pinned(self, generation: str) -> bool:
         """Whether any name wants the generation to stay on the device."""
         return any(n.pinned for n in self._names.values() if n.generation == generation)
@@ -239,7 +243,7 @@ class AdapterRegistry:
     def take_unreferenced(self) -> list[str]:
         """Generations that nobody can reach any more, each once: free what they hold."""
         suspects, self._suspects = self._suspects, {}
-        return [g for g in suspects if not self._num_names[g] and not self._num_leases[g]]
+        return [g for g in suspects if not self.is_referenced(g)]
 
     def _forget(self, named: Named) -> None:
         del self._names[named.name]

@@ -59,6 +59,7 @@ class AdapterService:
         is_served: Callable[[str], bool],
     ) -> None:
         self.registry = AdapterRegistry(is_served=is_served, max_names=settings.max_adapters)
+        self._is_served = is_served
         self._client = client
         self._tokenizer = tokenizer
         self._directory = None if settings.adapter_dir is None else Path(settings.adapter_dir)
@@ -176,7 +177,7 @@ class AdapterService:
         Whoever asks meanwhile waits for the same load. Raises what makes it fail.
         """
         jail = self._directory
-        if jail is None or not is_name(name) or name.startswith("."):
+        if jail is None or not is_name(name) or name.startswith(".") or self._is_served(name):
             return False
         self.num_waiting += 1
         try:
@@ -246,6 +247,8 @@ class AdapterService:
     async def _sweep(self) -> None:
         """Drop and remove what nobody can reach. A copy that is just made has its own hold."""
         for generation in self.registry.take_unreferenced():
+            if self.registry.is_referenced(generation):
+                continue  # loaded again while one before it was removed
             num_holds = self._num_stored.pop(generation, 0)
             self._tokenizers.pop(generation, None)
             await self._client.drop_adapter(generation)
