@@ -167,6 +167,9 @@ class AdapterStore:
         """A directory to fill; what is still there afterwards is deleted."""
         folder = self._root / f"incoming-{uuid.uuid4().hex}"
         with _storing():
+            # Whoever cleans temporary files may have taken it away.
+            with contextlib.suppress(FileExistsError):
+                self._root.mkdir(mode=0o700)
             folder.mkdir(mode=0o700)
         try:
             yield folder
@@ -175,9 +178,11 @@ class AdapterStore:
 
     def _publish(self, folder: Path, generation: str) -> None:
         with self._lock:
-            if generation not in self._holds:
+            stored = self._root / generation
+            if generation not in self._holds or not _is_whole(stored, like=folder):
+                _delete(stored)
                 with _storing():
-                    folder.rename(self._root / generation)
+                    folder.rename(stored)
             self._holds[generation] = self._holds.get(generation, 0) + 1
 
 
@@ -187,6 +192,14 @@ def _storing() -> Iterator[None]:
         yield
     except OSError as error:
         raise AdapterStorageFailed(f"the store cannot be written: {error.strerror}") from None
+
+
+def _is_whole(stored: Path, *, like: Path) -> bool:
+    """Whether what was stored once is still there: nobody else should touch it, but some do."""
+    try:
+        return all((stored / p.name).stat().st_size == p.stat().st_size for p in like.iterdir())
+    except OSError:
+        return False
 
 
 def _delete(path: Path) -> None:

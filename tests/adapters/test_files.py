@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import struct
 import threading
 import time
@@ -305,6 +306,15 @@ def test_equal_bytes_are_one_generation_and_live_as_long_as_any_hold(store, adap
     store.remove(first.generation)
     assert not first.directory.exists()
     store.remove(first.generation)  # more often than it was added: nothing to do
+
+
+@pytest.mark.parametrize("lost", ["", "{generation}", "{generation}/adapter_model.safetensors"])
+def test_what_others_deleted_is_there_again_once_it_is_stored_again(store, adapter, tmp_path, lost):
+    stored = store.add_directory(adapter)
+    gone = tmp_path / "store" / lost.format(generation=stored.generation)
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    assert store.add_directory(adapter) == stored
+    assert {path.name for path in stored.directory.iterdir()} == {CONFIG, WEIGHTS}
 
 
 def test_every_file_that_counts_is_in_the_generation(store, adapter):
