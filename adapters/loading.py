@@ -33,7 +33,7 @@ from plait.adapters.identity import generation_of
 from plait.adapters.info import AdapterInfo, LoadReport
 from plait.adapters.peft_config import PeftConfig, parse_config
 from plait.adapters.plan import Layout, LowRankPlan, Plan
-from plait.adapters.planning import make_plan
+from plait.adapters.planning import MAX_LISTED, make_plan
 from plait.adapters.report import change_norm, changes_nothing, is_change, make_report
 from plait.adapters.sites import ModelSites, SiteKind
 from plait.adapters.tables import BaseWeight, make_tables
@@ -127,7 +127,7 @@ def _check_finite(tensors: Mapping[str, Tensor]) -> None:
     if broken:
         raise InvalidAdapter(
             f"{len(broken)} tensors hold NaN or infinity, such as {broken[0]}",
-            report=LoadReport(num_tensors=len(tensors), not_finite=broken),
+            report=LoadReport(num_tensors=len(tensors), not_finite=broken[:MAX_LISTED]),
         )
 
 

@@ -32,6 +32,8 @@ _A_AND_B: Mapping[SiteKind, tuple[Role, Role]] = {
     for kind in SiteKind
 }
 
+MAX_LISTED = 1000  # tensors that a report names
+
 
 def make_plan(
     config: PeftConfig, header: SafetensorsHeader, sites: ModelSites, *, max_rank: int
@@ -108,7 +110,9 @@ class _Planner:
         raise InvalidAdapter(
             f"{len(unmatched)} of {len(self.shapes)} tensors fit no place of "
             f"{self.sites.model_name} that adapters can change: {names}{more}",
-            report=LoadReport(num_tensors=len(self.shapes), unmatched=tuple(sorted(unmatched))),
+            report=LoadReport(
+                num_tensors=len(self.shapes), unmatched=tuple(sorted(unmatched)[:MAX_LISTED])
+            ),
         )
 
     def _check_saved_modules(self) -> None:
