@@ -6,15 +6,16 @@ import math
 
 _PRIOR_HITS, _PRIOR_TRIALS = 15.0, 16.0
 _DECAY = 63 / 64  # a trial counts half after 44 more
+_LEAST = 0.7  # under this share a draft is worth no row
 _WORTH = 0.5  # the last draft of a run holds with at least this chance
 
 
 class Acceptance:
     """Of one sequence: a decaying share of drafts that held, from a prior that trusts them.
 
-    Only drafts whose row was read count: what follows a wrong one, or an end, tells nothing. With
-    shares under a half nothing is proposed any more, so that a grammar whose text the model
-    spells otherwise costs its first few drafts.
+    Only drafts whose row was read count: what follows a wrong one, or an end, tells nothing. Under
+    a least share nothing is proposed any more, so that a grammar whose text the model spells
+    otherwise costs its first few drafts.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class Acceptance:
     def worthwhile(self) -> int:
         """How many drafts at once are likely enough to hold; 0: none any more."""
         share = self._hits / self._trials
-        if share < _WORTH:
+        if share < _LEAST:
             return 0
         if share >= 1:
             return 1 << 10
