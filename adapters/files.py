@@ -30,7 +30,12 @@ from plait.platform.errors import (
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 BUNDLE = "plait_adapter.json"
+# What training saves of its tokenizer: see `own_tokenizer`.
 ADDED_TOKENS = "added_tokens.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+SPECIAL_TOKENS = "special_tokens_map.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 
 _CHUNK = 1 << 20
 _PICKLES = ("adapter_model.bin", "adapter_model.pt", "pytorch_model.bin")
@@ -46,8 +51,20 @@ class FileLimits:
     config_bytes: int = 1 << 20
     bundle_bytes: int = 1 << 20
     header_bytes: int = 16 << 20
+    tokenizer_bytes: int = 64 << 20
+    tokenizer_config_bytes: int = 8 << 20  # and the small files beside it
     weights_bytes: int = 8 << 30
     json_depth: int = 64
+
+    def of(self, name: str) -> int:
+        """How large a file of that name may be."""
+        own = {
+            CONFIG: self.config_bytes,
+            BUNDLE: self.bundle_bytes,
+            TOKENIZER: self.tokenizer_bytes,
+            WEIGHTS: self.weights_bytes,
+        }
+        return own.get(name, self.tokenizer_config_bytes)
 
 
 @contextmanager

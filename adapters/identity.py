@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from hashlib import sha256
 
-from plait.adapters.files import ADDED_TOKENS, BUNDLE, CONFIG, WEIGHTS
+from plait.adapters.files import BUNDLE, CONFIG, TOKENIZER_CONFIG, WEIGHTS
 
 _DOMAIN = b"plait.adapter.1"
 
@@ -13,7 +13,7 @@ _DOMAIN = b"plait.adapter.1"
 def generation_of(digests: Mapping[str, str]) -> str:
     """The generation of files, given the SHA-256 (hex) of each that there is, by name."""
     whole = sha256(_DOMAIN)
-    for name in (CONFIG, WEIGHTS, BUNDLE, ADDED_TOKENS):
+    for name in (CONFIG, WEIGHTS, BUNDLE, TOKENIZER_CONFIG):
         if name in digests:
             whole.update(len(name).to_bytes(4, "little") + name.encode())
             whole.update(bytes.fromhex(digests[name]))

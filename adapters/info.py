@@ -6,6 +6,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AddedToken:
+    """A token that an adapter's tokenizer has beside the model's, as transformers describes it."""
+
+    token_id: int
+    text: str
+    special: bool = False
+    normalized: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SiteReport:
     """One site that the adapter changes."""
 

@@ -18,9 +18,9 @@ from plait.adapters.adapter import Adapter, LowRank
 from plait.adapters.digests import Part, kv_digest, tower_digest
 from plait.adapters.experts import join_halves, split_experts
 from plait.adapters.files import (
-    ADDED_TOKENS,
     BUNDLE,
     CONFIG,
+    TOKENIZER_CONFIG,
     WEIGHTS,
     FileLimits,
     open_directory,
@@ -31,6 +31,7 @@ from plait.adapters.files import (
 from plait.adapters.header import SafetensorsHeader
 from plait.adapters.identity import generation_of
 from plait.adapters.info import AdapterInfo, LoadReport
+from plait.adapters.own_tokenizer import read_own_tokenizer
 from plait.adapters.peft_config import PeftConfig, parse_config
 from plait.adapters.plan import Layout, LowRankPlan, Plan
 from plait.adapters.planning import MAX_LISTED, make_plan
@@ -97,11 +98,14 @@ def _read(directory: Path, sites: SitesOf, max_rank: int, *, follow_links: bool 
     limits = FileLimits()
     with open_directory(directory) as folder:
         small: dict[str, bytes] = {}
-        for name in (CONFIG, BUNDLE, ADDED_TOKENS):
+        for name in (CONFIG, BUNDLE):
             with contextlib.suppress(FileNotFoundError):
                 small[name] = read_small(
-                    folder, name, limit=limits.config_bytes, follow_links=follow_links
+                    folder, name, limit=limits.of(name), follow_links=follow_links
                 )
+        tokenizer = read_own_tokenizer(folder, limits, follow_links=follow_links)
+        if tokenizer is not None:
+            small[TOKENIZER_CONFIG] = tokenizer
         if CONFIG not in small:
             raise InvalidAdapter(f"{CONFIG} is missing")
         config = parse_config(small[CONFIG], limits)

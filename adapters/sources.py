@@ -1,21 +1,48 @@
-"""Where an adapter comes from: a directory, or a repository of the hub as `owner/name[@revision]`.
+"""Where an adapter comes from: a directory, or a repository of the hub.
 
-What looks like a path never touches the network. A revision is resolved to a commit first, so that
-all files are of one version. Knows no torch.
+The hub's are `owner/name[@revision]`, or `hf://owner/name[@revision]/folder` where the adapter lies
+in a folder of it. What else looks like a path never touches the network. A revision is resolved to
+a commit first, so that all files are of one version. Knows no torch.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plait.adapters.files import ADDED_TOKENS, BUNDLE, CONFIG, WEIGHTS, FileLimits
+from plait.adapters.files import (
+    ADDED_TOKENS,
+    BUNDLE,
+    CHAT_TEMPLATE,
+    CONFIG,
+    SPECIAL_TOKENS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    WEIGHTS,
+    FileLimits,
+)
 from plait.platform.errors import AdapterFileTooLarge, AdapterPathNotFound, InvalidAdapter
 
-_HUB_ID = re.compile(r"(?P<repo>[\w][\w.-]{0,95}/[\w][\w.-]{0,95})(@(?P<revision>[\w./-]{1,255}))?")
-_FILES = (CONFIG, WEIGHTS, BUNDLE, ADDED_TOKENS)
+_REPO = r"(?P<repo>[\w][\w.-]{0,95}/[\w][\w.-]{0,95})"
+_HUB_ID = re.compile(rf"(hf://)?{_REPO}(@(?P<revision>[\w./-]{{1,255}}))?")
+# A revision with a slash in it cannot be told from a folder, here as for huggingface_hub.
+_HUB_FOLDER = re.compile(
+    rf"hf://{_REPO}(@(?P<revision>[\w.-]{{1,255}}))?/(?P<folder>[\w][\w./-]{{0,255}})"
+)
+_IN_A_FOLDER = re.compile(rf"{_REPO}/\w.*")
+_FILES = (
+    CONFIG,
+    WEIGHTS,
+    BUNDLE,
+    ADDED_TOKENS,
+    CHAT_TEMPLATE,
+    SPECIAL_TOKENS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,27 +64,42 @@ def find_adapter(
     path = Path(where).expanduser()
     if path.exists():
         return AdapterSource(directory=path)
+    limits = limits or FileLimits()
+    in_folder = _HUB_FOLDER.fullmatch(where)
+    if in_folder is not None:
+        folder = in_folder["folder"].rstrip("/")
+        if ".." in folder.split("/"):
+            raise AdapterPathNotFound(f"{where[:200]!r} leads out of its repository")
+        return _from_hub(in_folder["repo"], in_folder["revision"], folder, offline, limits)
     hub_id = _HUB_ID.fullmatch(where)
     if hub_id is None:
+        hint = f"; a folder of a hub repository is hf://{where}"
         raise AdapterPathNotFound(
             f"there is no adapter at {where[:200]!r}: neither a directory nor a hub id (owner/name)"
+            + (hint if _IN_A_FOLDER.fullmatch(where) else "")
         )
-    return _from_hub(hub_id["repo"], hub_id["revision"], offline, limits or FileLimits())
+    return _from_hub(hub_id["repo"], hub_id["revision"], "", offline, limits)
 
 
-def _from_hub(repo: str, revision: str | None, offline: bool, limits: FileLimits) -> AdapterSource:
+def _from_hub(
+    repo: str, revision: str | None, folder: str, offline: bool, limits: FileLimits
+) -> AdapterSource:
     import httpx
     import huggingface_hub as hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     offline = offline or bool(hub.constants.HF_HUB_OFFLINE)
+    within = f"{folder}/" if folder else ""
     try:
         if not offline:
             info = hub.HfApi().model_info(repo, revision=revision, files_metadata=True)
-            _check_files(repo, info.siblings or [], limits)
+            _check_files(repo, within, info.siblings or [], limits)
             revision = info.sha
         directory = hub.snapshot_download(
-            repo, revision=revision, allow_patterns=list(_FILES), local_files_only=offline
+            repo,
+            revision=revision,
+            allow_patterns=[within + name for name in _FILES],
+            local_files_only=offline,
         )
     except LocalEntryNotFoundError:
         raise AdapterPathNotFound(
@@ -67,16 +109,28 @@ def _from_hub(repo: str, revision: str | None, offline: bool, limits: FileLimits
         raise AdapterPathNotFound(
             f"{repo} is no directory, and the hub did not give it: {type(error).__name__}"
         ) from None
-    return AdapterSource(directory=Path(directory), commit=Path(directory).name)
+    return AdapterSource(directory=Path(directory) / folder, commit=Path(directory).name)
 
 
-def _check_files(repo: str, files: list[Any], limits: FileLimits) -> None:
+def _check_files(repo: str, within: str, files: list[Any], limits: FileLimits) -> None:
     """Look before anything is downloaded."""
     sizes = {file.rfilename: file.size or 0 for file in files}
     for name in (CONFIG, WEIGHTS):
-        if name not in sizes:
-            raise InvalidAdapter(f"{repo} is no adapter that can be served: it has no {name}")
+        if within + name not in sizes:
+            raise InvalidAdapter(
+                f"{repo} is no adapter that can be served: it has no {within}{name}"
+                + _elsewhere(repo, sizes)
+            )
     for name in _FILES:
-        limit = limits.weights_bytes if name == WEIGHTS else limits.config_bytes
-        if sizes.get(name, 0) > limit:
-            raise AdapterFileTooLarge(f"{repo}: {name} has {sizes[name]:,} bytes, above {limit:,}")
+        size, limit = sizes.get(within + name, 0), limits.of(name)
+        if size > limit:
+            raise AdapterFileTooLarge(f"{repo}: {name} has {size:,} bytes, above {limit:,}")
+
+
+def _elsewhere(repo: str, sizes: Mapping[str, int]) -> str:
+    """Where else in the repository adapters lie."""
+    folders = sorted(n.rpartition("/")[0] for n in sizes if n.endswith(f"/{WEIGHTS}"))
+    if not folders:
+        return ""
+    more = f", and {len(folders) - 3} more" if len(folders) > 3 else ""
+    return "; there is " + ", ".join(f"hf://{repo}/{f}" for f in folders[:3]) + more

@@ -24,20 +24,24 @@ from typing import Any, BinaryIO
 
 from plait.adapters.bundle import Bundle, parse_bundle
 from plait.adapters.files import (
-    ADDED_TOKENS,
     BUNDLE,
     CONFIG,
+    TOKENIZER_CONFIG,
     WEIGHTS,
     FileLimits,
     copy,
     open_directory,
     open_weights,
-    parse_json,
     read_header,
     read_small,
     write,
 )
 from plait.adapters.identity import generation_of
+from plait.adapters.own_tokenizer import (
+    OwnTokenizer,
+    parse_own_tokenizer,
+    read_own_tokenizer,
+)
 from plait.adapters.peft_config import PeftConfig, parse_config
 from plait.platform.errors import AdapterFileTooLarge, AdapterStorageFailed, InvalidAdapter
 
@@ -53,7 +57,7 @@ class StoredAdapter:
     num_bytes: int
     config: PeftConfig
     bundle: Bundle | None = None
-    added_tokens: Mapping[str, int] = field(default_factory=dict)  # text → id
+    tokenizer: OwnTokenizer = field(default_factory=OwnTokenizer)
 
     @property
     def base_model(self) -> str:
@@ -94,10 +98,14 @@ class AdapterStore:
         follow = inside is None
         with open_directory(source, inside=inside) as folder:
             small = {}
-            for name in (CONFIG, BUNDLE, ADDED_TOKENS):
-                limit = self._limits.config_bytes if name == CONFIG else self._limits.bundle_bytes
+            for name in (CONFIG, BUNDLE):
                 with contextlib.suppress(FileNotFoundError):
-                    small[name] = read_small(folder, name, limit=limit, follow_links=follow)
+                    small[name] = read_small(
+                        folder, name, limit=self._limits.of(name), follow_links=follow
+                    )
+            tokenizer = read_own_tokenizer(folder, self._limits, follow_links=follow)
+            if tokenizer is not None:
+                small[TOKENIZER_CONFIG] = tokenizer
             with open_weights(folder, self._limits, follow_links=follow) as weights:
                 return self._add(small, weights)
 
@@ -135,7 +143,7 @@ class AdapterStore:
             raise InvalidAdapter(f"{CONFIG} is missing")
         config = parse_config(small[CONFIG], self._limits)
         bundle = parse_bundle(small[BUNDLE], self._limits) if BUNDLE in small else None
-        tokens = _added_tokens(small.get(ADDED_TOKENS), self._limits)
+        tokenizer = parse_own_tokenizer(small.get(TOKENIZER_CONFIG), self._limits)
         size = os.fstat(weights.fileno()).st_size if size is None else size
         with self._incoming() as folder:
             digests = {name: sha256(data).hexdigest() for name, data in small.items()}
@@ -151,7 +159,7 @@ class AdapterStore:
             num_bytes=size + sum(map(len, small.values())),
             config=config,
             bundle=bundle,
-            added_tokens=tokens,
+            tokenizer=tokenizer,
         )
 
     def _copy_weights(self, source: BinaryIO, size: int, path: Path) -> str:
@@ -215,17 +223,3 @@ def _as_json(config: Mapping[str, Any]) -> bytes:
         return json.dumps(config, sort_keys=True, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidAdapter(f"the config cannot be written as JSON: {error}") from None
-
-
-def _added_tokens(data: bytes | None, limits: FileLimits) -> Mapping[str, int]:
-    tokens = {} if data is None else parse_json(data, ADDED_TOKENS, limits)
-    if (
-        not isinstance(tokens, dict)
-        or not all(
-            isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in tokens.values()
-        )
-        or len(set(tokens.values())) != len(tokens)
-        or "" in tokens
-    ):
-        raise InvalidAdapter(f"{ADDED_TOKENS} maps each token's text to an id of its own")
-    return tokens

@@ -68,6 +68,7 @@ class Engine:
         self._answers: list[AdapterLoaded] = []  # to adapters that no pool takes
         self._executor = executor
         self._tokenizer = tokenizer
+        self._extended: dict[str, Tokenizer] = {}  # of generations that add tokens
         self._sampler = Sampler(config.model.vocab_size, config.model.eos_token_ids)
         self._clock = clock
         self._seeds = random.Random(config.options.seed)  # None seeds from the system
@@ -97,7 +98,15 @@ class Engine:
         for sequence in sequences:
             sequence.added_s = now
             if self._tokenizer is not None:
-                sequence.text = OutputText(self._tokenizer, params, request.prompt_token_ids)
+                sequence.text = OutputText(
+                    self._tokenizer_of(request), params, request.prompt_token_ids
+                )
+
+    def _tokenizer_of(self, request: Request) -> Tokenizer:
+        """That which knows the tokens its adapters add; of several, all add the same."""
+        assert self._tokenizer is not None
+        found = (self._extended.get(use.generation) for use in request.adapters)
+        return next((one for one in found if one is not None), self._tokenizer)
 
     def abort(self, request_id: str) -> None:
         """End a request's unfinished sequences; unknown or finished ones are no error."""
@@ -124,6 +133,9 @@ class Engine:
     def load_adapter(self, message: LoadAdapter) -> None:
         """Begin to load a generation; after some steps `take_adapter_results` has the answer."""
         if self._adapters is not None:
+            if self._tokenizer is not None and message.added_tokens:
+                extended = self._tokenizer.extended(message.added_tokens)
+                self._extended[message.generation] = extended
             self._adapters.load(message)
             return
         error = _no_adapters()
@@ -139,6 +151,7 @@ class Engine:
 
     def drop_adapter(self, generation: str) -> None:
         """Forget a generation once no sequence uses it; an unknown one is no error."""
+        self._extended.pop(generation, None)
         if self._adapters is not None:
             self._adapters.drop(generation)
 

@@ -48,13 +48,14 @@ class Intake:
         adapters: Sequence[tuple[AdapterInfo, float]] = (),
         tenant: str = "",
         share: float = 1.0,
+        tokenizer: Tokenizer | None = None,
         grammar: CompiledGrammar | None = None,
     ) -> Request:
         """A request ready for `Engine.add`.
 
         `max_tokens=None` becomes what the context leaves. `adapters` are those that `compose`
-        kept, with their scales. Raises `BadRequest` naming the field, `ContextLengthExceeded` with
-        the numbers.
+        kept, with their scales, and `tokenizer` is what these make of the model's. Raises
+        `BadRequest` naming the field, `ContextLengthExceeded` with the numbers.
         """
         prompt = tuple(prompt_token_ids)
         if not prompt:
@@ -63,7 +64,7 @@ class Intake:
         widened = max((info.vocab_size or 0 for info, _ in used), default=0)
         vocab_size = max(self._vocab_size, widened)
         _check_ids("prompt", prompt, vocab_size)
-        params = self._fit_length(len(prompt), params)
+        params = self._fit_length(len(prompt), self._with_ends(params, tokenizer))
         self._check_params(params, vocab_size)
         if grammar is not None:
             self._check_constrained(params)
@@ -78,7 +79,7 @@ class Intake:
             tenant=tenant,
             share=share,
             grammar=grammar,
-            bad_word_token_ids=self._bad_words(params),
+            bad_word_token_ids=self._bad_words(params, tokenizer or self._tokenizer),
         )
 
     def _fit_length(self, num_prompt: int, params: SamplingParams) -> SamplingParams:
@@ -169,12 +170,23 @@ class Intake:
                 param="allowed_token_ids",
             )
 
-    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+    def _with_ends(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+        """An adapter's own end token ends answers as well."""
+        if tokenizer is None or tokenizer is self._tokenizer or params.ignore_eos:
+            return params
+        model = () if self._tokenizer is None else self._tokenizer.eos_token_ids
+        known = {*self._eos, *model, *params.stop_token_ids}
+        ends = tuple(i for i in tokenizer.eos_token_ids if i not in known)
+        return dataclasses.replace(params, stop_token_ids=(*params.stop_token_ids, *ends))
+
+    def _bad_words(
+        self, params: SamplingParams, tokenizer: Tokenizer | None
+    ) -> tuple[tuple[int, ...], ...]:
         if not params.bad_words:
             return ()
-        if self._tokenizer is None:
+        if tokenizer is None:
             raise BadRequest("bad_words need a tokenizer", param="bad_words")
-        return self._tokenizer.bad_word_ids(params.bad_words)
+        return tokenizer.bad_word_ids(params.bad_words)
 
 
 def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:

@@ -15,7 +15,7 @@ from plait.adapters.composition import Chosen, compose
 from plait.adapters.registry import AdapterRegistry, Lease, Named, Wish
 from plait.adapters.sources import find_adapter
 from plait.adapters.store import AdapterStore, StoredAdapter
-from plait.platform.bundles import tokenizer_of
+from plait.platform.bundles import fit_tokenizer, tokenizer_for, tokenizer_of
 from plait.platform.errors import (
     AdapterError,
     AdapterUnavailable,
@@ -67,14 +67,18 @@ class LocalAdapters:
         self._num_stored[stored.generation] += 1
         lease = self._registry.hold(stored.generation)
         try:
-            tokenizer = tokenizer_of(stored.bundle, self._tokenizer)
-            loaded = self._load(wish, stored)
+            served = self._engine.config
+            chosen = served.options.chat_template is not None
+            tokenizer = tokenizer_of(stored, self._tokenizer, keep_template=chosen)
+            loaded = self._load(wish, stored, tokenizer)
             if loaded.info is None:
                 raise _error_of(loaded)
+            width = loaded.info.vocab_size or served.model.vocab_size
+            tokenizer, info = fit_tokenizer(tokenizer, loaded.info, width)
             self._tokenizers[stored.generation] = tokenizer
             before = self._registry.generation_of(wish.name)
             named = self._registry.publish(
-                wish, loaded.info, bundle=stored.bundle, created=int(time.time())
+                wish, info, bundle=stored.bundle, created=int(time.time())
             )
             self._fit_pins(named.generation, before)
         finally:
@@ -99,7 +103,7 @@ class LocalAdapters:
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         return self._store.add_tensors(config or {}, save(plain))
 
-    def _load(self, wish: Wish, stored: StoredAdapter) -> AdapterLoaded:
+    def _load(self, wish: Wish, stored: StoredAdapter, tokenizer: Tokenizer) -> AdapterLoaded:
         """Step until the engine has answered; what else runs goes on meanwhile."""
         self._engine.load_adapter(
             LoadAdapter(
@@ -107,6 +111,7 @@ class LocalAdapters:
                 directory=str(stored.directory),
                 pinned=wish.pinned,
                 allow_zero_delta=wish.allow_zero_delta,
+                added_tokens=tokenizer.added_tokens,
             )
         )
         while True:
@@ -153,11 +158,18 @@ class LocalAdapters:
         return self._registry.get(chosen[0].name) if len(chosen) == 1 else None
 
     def tokenizer(self, adapter: Adapter) -> Tokenizer:
-        """The tokenizer whose chat template an adapter's conversations go through."""
-        names = [adapter] if isinstance(adapter, str) else [name for name, _ in adapter or ()]
-        if len(names) != 1:
-            return self._tokenizer
-        return self._tokenizers[self._registry.get(names[0]).generation]
+        """The tokenizer of prompts and answers with an adapter, with its chat template."""
+        names = (
+            [adapter]
+            if isinstance(adapter, str)
+            else [name for name, scale in adapter or () if scale]
+        )
+        infos = [self._registry.get(name).info for name in names]
+        found = [
+            (Chosen(name=name, info=info), self._tokenizers[info.generation])
+            for name, info in zip(names, infos, strict=True)
+        ]
+        return tokenizer_for(found, self._tokenizer, "adapter")
 
     # --- small things ---
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from plait.adapters.info import AdapterInfo, AdapterState, LoadReport
+from plait.adapters.info import AdapterInfo, AdapterState, AddedToken, LoadReport
 from plait.platform.config import EngineConfig, Options
 from plait.platform.core import Event, Request
 
@@ -47,6 +47,7 @@ class LoadAdapter(msgspec.Struct, tag="load_adapter"):
     directory: str
     pinned: bool = False  # stays on the device
     allow_zero_delta: bool = False
+    added_tokens: tuple[AddedToken, ...] = ()  # of which answers with it may consist, too
 
 
 class PinAdapter(msgspec.Struct, tag="pin_adapter"):

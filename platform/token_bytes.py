@@ -9,8 +9,10 @@ invalid part becomes one U+FFFD (`tokenizers`' byte fallback blanks the whole ru
 
 from __future__ import annotations
 
+import copy
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,8 @@ from plait.platform.errors import ModelUnsupported
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
+
+    from plait.adapters.info import AddedToken
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
@@ -44,7 +48,27 @@ class TokenBytes:
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._added_ids = frozenset(added)
         self._pieces: list[bytes | None] = [None] * self.vocab_size
+        self._extra: dict[int, bytes] = {}  # go before those of the backend
         self._read_decoder(backend.decoder)
+
+    def extended(self, tokens: Iterable[AddedToken]) -> TokenBytes:
+        """With further tokens, or others in the place of some. Shares what it can with this one."""
+        tokens = tuple(tokens)
+        other = copy.copy(self)
+        ids = {token.token_id for token in tokens}
+        other._extra = self._extra | {t.token_id: self._bytes_of(self._content(t)) for t in tokens}
+        other._added_ids = self._added_ids | ids
+        other.special_ids = (self.special_ids - ids) | {t.token_id for t in tokens if t.special}
+        other.vocab_size = max([self.vocab_size, *(token_id + 1 for token_id in ids)])
+        return other
+
+    def _content(self, token: AddedToken) -> str:
+        """How `tokenizers` shows it: one that is sought in normalized text, normalized itself."""
+        normalizer = self._backend.normalizer
+        if not token.normalized or normalizer is None:
+            return token.text
+        normalized: str = normalizer.normalize_str(token.text)
+        return normalized
 
     def _read_decoder(self, decoder: Any) -> None:
         """What each part of the decoder does to a token, and to the beginning of a text."""
@@ -82,7 +106,10 @@ class TokenBytes:
 
     def piece(self, token_id: int) -> bytes:
         """The token's bytes inside running text; none for an id outside the vocabulary."""
-        if not 0 <= token_id < self.vocab_size:
+        extra = self._extra.get(token_id)
+        if extra is not None:
+            return extra
+        if not 0 <= token_id < len(self._pieces):
             return b""
         piece = self._pieces[token_id]
         if piece is None:
@@ -91,8 +118,9 @@ class TokenBytes:
 
     def _make(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)
-        if token is None:
-            return b""
+        return b"" if token is None else self._bytes_of(token)
+
+    def _bytes_of(self, token: str) -> bytes:
         if self._joined_by_spaces:
             return b" " + token.encode()
         for old, new in self._replace:

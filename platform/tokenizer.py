@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from plait.platform.errors import BadRequest
 from plait.platform.token_bytes import TokenBytes
+from plait.platform.tokenizer_added import ExtendedBackends
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+    from plait.adapters.info import AddedToken
     from plait.platform.chat_template import ChatTemplate
     from plait.platform.tokenizer_files import TokenizerFiles
 
@@ -25,8 +29,9 @@ class Tokenizer:
     """A fast tokenizer with its special tokens and chat template; immutable once loaded."""
 
     def __init__(self, files: TokenizerFiles) -> None:
-        self._backend = files.backend
-        self._bytes = TokenBytes(files.backend)
+        self._backends = ExtendedBackends(files.backend)
+        self.added_tokens: tuple[AddedToken, ...] = ()  # see `extended`
+        self._bytes = self._base_bytes = TokenBytes(files.backend)
         self._templates = files.chat_templates
         self.bos_token_id = files.bos_token_id
         self.eos_token_ids = files.eos_token_ids
@@ -52,6 +57,10 @@ class Tokenizer:
                 source, gguf_file=gguf_file, chat_template=chat_template, revision=revision
             )
         )
+
+    @property
+    def _backend(self) -> Backend:
+        return self._backends.get(self.added_tokens)
 
     @property
     def vocab_size(self) -> int:
@@ -114,6 +123,39 @@ class Tokenizer:
         other = copy.copy(self)
         other._templates = {"default": ChatTemplate(source, named)}
         return other
+
+    def extended(self, tokens: Iterable[AddedToken], *, end_token: str | None = None) -> Tokenizer:
+        """This tokenizer with the tokens of an adapter; it is this one where they add nothing.
+
+        `end_token` is the text of one that ends answers too. What cannot be added shows when
+        text is first encoded, or by `check`.
+        """
+        new = self._backends.new((*self.added_tokens, *tokens))
+        other = copy.copy(self)
+        other.added_tokens = new
+        if new != self.added_tokens:
+            other._bytes = self._base_bytes.extended(new)
+        ends = {t.token_id for t in new if t.text == end_token}
+        if end_token is not None and not ends:
+            known = self._backends.get(()).token_to_id(end_token)
+            ends = set() if known is None else {known}
+        other.eos_token_ids = (*self.eos_token_ids, *sorted(ends.difference(self.eos_token_ids)))
+        is_same = new == self.added_tokens and other.eos_token_ids == self.eos_token_ids
+        return self if is_same else other
+
+    def within(self, width: int) -> Tokenizer:
+        """This tokenizer without those added tokens that a model of so many tokens lacks."""
+        if all(t.token_id < width for t in self.added_tokens):
+            return self
+        other = copy.copy(self)
+        other.added_tokens = tuple(t for t in self.added_tokens if t.token_id < width)
+        other._bytes = self._base_bytes.extended(other.added_tokens)
+        other.eos_token_ids = tuple(i for i in self.eos_token_ids if i < width)
+        return other
+
+    def check(self) -> None:
+        """Raise `InvalidAdapter` where a token that was added cannot have its id."""
+        self._backends.get(self.added_tokens)
 
     def render_chat(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
-from plait.adapters.info import AdapterInfo, AdapterState
+from plait.adapters.info import AdapterInfo, AdapterState, AddedToken
 from plait.platform.config import EngineConfig
 from plait.platform.core import Event, Request
 from plait.platform.messages import Stats
@@ -52,11 +52,13 @@ class EngineClient(Protocol):
         *,
         pinned: bool = False,
         allow_zero_delta: bool = False,
+        added_tokens: tuple[AddedToken, ...] = (),
     ) -> AdapterInfo:
         """Have the engine read a generation; back once requests can use it.
 
         The engine keeps it, over its own restarts too, until `drop_adapter`; the directory must
-        stay as long. Raises `AdapterError` with a report, `EngineDied`.
+        stay as long. Answers with it may have the text of `added_tokens`. Raises `AdapterError`
+        with a report, `EngineDied`.
         """
 
     async def pin_adapter(self, generation: str, *, pinned: bool) -> None:

@@ -270,4 +270,5 @@ def _request(
         tenant=call.tenant,
         share=call.share,
         grammar=grammar,
+        tokenizer=call.target.tokenizer,
     )

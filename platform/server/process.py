@@ -22,7 +22,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from plait.adapters.info import AdapterInfo, AdapterState
+from plait.adapters.info import AdapterInfo, AdapterState, AddedToken
 from plait.platform.config import EngineConfig, Options
 from plait.platform.core import Event, Request
 from plait.platform.errors import (
@@ -182,6 +182,7 @@ class ProcessClient:
         *,
         pinned: bool = False,
         allow_zero_delta: bool = False,
+        added_tokens: tuple[AddedToken, ...] = (),
     ) -> AdapterInfo:
         """See `EngineClient.load_adapter`."""
         if not self.ready:
@@ -192,6 +193,7 @@ class ProcessClient:
                 directory=directory,
                 pinned=pinned,
                 allow_zero_delta=allow_zero_delta,
+                added_tokens=added_tokens,
             )
         )
 

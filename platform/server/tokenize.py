@@ -17,6 +17,7 @@ from plait.platform.server.responses import Tokens, encode
 from plait.platform.server.schemas import ChatTemplating, DetokenizeRequest, TokenizeRequest
 
 if TYPE_CHECKING:
+    from plait.platform.server.adapters.resolve import Target
     from plait.platform.server.context import ServerContext
     from plait.platform.tokenizer import Tokenizer
 
@@ -42,7 +43,7 @@ def tokenize_router(context: ServerContext) -> APIRouter:
         body = await context.read(request, DetokenizeRequest)
         with ExitStack() as held:
             target = await resolve(context, body, request.state.access, held)
-            content = await context.in_pool(_detokenize, context, body, target.vocab_size)
+            content = await context.in_pool(_detokenize, context, body, target)
         return Response(content, media_type="application/json")
 
     return router
@@ -71,12 +72,12 @@ def _chat_ids(tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
     return prompts.encode_chat(tokenizer, messages, chat)
 
 
-def _detokenize(context: ServerContext, body: DetokenizeRequest, widened: int) -> bytes:
-    vocab_size = max(widened, context.admission.config().model.vocab_size)
+def _detokenize(context: ServerContext, body: DetokenizeRequest, target: Target) -> bytes:
+    vocab_size = max(target.vocab_size, context.admission.config().model.vocab_size)
     wrong = next((i for i in body.tokens if i >= vocab_size), None)
     if wrong is not None:
         raise BadRequest(
             f"tokens: {wrong} is outside the vocabulary of {vocab_size}", param="tokens"
         )
-    text = context.tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
+    text = target.tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
     return encode({"prompt": text})

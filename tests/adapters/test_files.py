@@ -326,7 +326,7 @@ def test_every_file_that_counts_is_in_the_generation(store, adapter):
     generations.add(store.add_directory(adapter).generation)
     (adapter / "added_tokens.json").write_text('{"<new>": 307}')
     stored = store.add_directory(adapter)
-    assert stored.added_tokens == {"<new>": 307}
+    assert [(t.token_id, t.text) for t in stored.tokenizer.added_tokens] == [(307, "<new>")]
     assert stored.bundle.stop == (".",)
     generations.add(stored.generation)
     (adapter / CONFIG).write_text(json.dumps({"r": 2, "lora_alpha": 9}))

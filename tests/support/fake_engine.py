@@ -14,7 +14,13 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from plait.adapters.info import AdapterInfo, AdapterLevel, AdapterState, LoadReport, SiteReport
+from plait.adapters.info import (
+    AdapterInfo,
+    AdapterLevel,
+    AdapterState,
+    LoadReport,
+    SiteReport,
+)
 from plait.platform.chat_template import ChatTemplate
 from plait.platform.config import (
     CacheConfig,
@@ -139,6 +145,7 @@ class FakeEngine:
         self.directories: dict[str, Path] = {}  # where each generation was read from last
         self.pins: list[tuple[str, bool]] = []
         self.dropped: list[str] = []
+        self.extended: dict[str, Tokenizer] = {}
         self.adapter_states: dict[str, AdapterState] = {}
 
     async def load_adapter(
@@ -148,12 +155,14 @@ class FakeEngine:
         *,
         pinned: bool = False,
         allow_zero_delta: bool = False,
+        added_tokens: tuple[Any, ...] = (),
     ) -> AdapterInfo:
         self.loads.append((generation, pinned, allow_zero_delta))
         self.directories[generation] = Path(directory)
         if self.load_gate is not None:
             await self.load_gate.wait()
         info = self.info_of(generation, Path(directory))
+        self.extended[generation] = self.tokenizer.extended(added_tokens)
         self.adapter_states[generation] = AdapterState(level=AdapterLevel.DEVICE, pinned=pinned)
         return info
 
@@ -193,6 +202,10 @@ class FakeEngine:
             if not ended:
                 self.aborted.append(request.request_id)
 
+    def _tokenizer(self, request: Request) -> Tokenizer:
+        known = [self.extended.get(use.generation) for use in request.adapters]
+        return next((one for one in known if one is not None), self.tokenizer)
+
     def _interleaved(self, request: Request) -> Iterator[Event]:
         """Events of all sequences in turn, as steps give them."""
         running = [self._events(request, index) for index in range(request.params.n)]
@@ -206,7 +219,7 @@ class FakeEngine:
 
     def _events(self, request: Request, index: int) -> Iterator[Event]:
         tokens, reason, stop = self._answer(request, index)
-        text = OutputText(self.tokenizer, request.params, request.prompt_token_ids)
+        text = OutputText(self._tokenizer(request), request.params, request.prompt_token_ids)
         prompt_logprobs = None
         if request.params.prompt_logprobs is not None and index == 0:
             prompt_logprobs = tuple(map(logprobs_of, request.prompt_token_ids[1:]))
@@ -238,10 +251,10 @@ class FakeEngine:
         """Tokens of the reply, cut by max_tokens, and by stop strings as the engine does."""
         params = request.params
         tokens = [
-            *self.tokenizer.encode(self.reply(request, index), add_special_tokens=False),
+            *self._tokenizer(request).encode(self.reply(request, index), add_special_tokens=False),
             EOS,
         ]
-        text = OutputText(self.tokenizer, params, request.prompt_token_ids)
+        text = OutputText(self._tokenizer(request), params, request.prompt_token_ids)
         for number, token in enumerate(tokens[: params.max_tokens], 1):
             stop = text.append(token)
             if stop is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from plait.adapters.composition import Chosen, compose
 from plait.adapters.registry import Named
+from plait.platform.bundles import tokenizer_for
 from plait.platform.errors import AdapterNotFound, DeadlineExceeded, ModelNotFound
 from plait.platform.server.adapters.choice import Choice, Pick, choose
 
@@ -74,14 +75,18 @@ async def resolve(
         [Chosen(name=named.name, info=named.info, scale=scale) for named, scale in found],
         choice.param,
     )
-    only = found[0][0] if len(found) == len(adapters) == 1 else None
+    kept = [named for named, scale in found if scale]
+    only = kept[0] if len(kept) == 1 else None
+    tokenizer_of = context.adapters.tokenizer
     return Target(
         model=served if body.model is None else body.model,
         adapters=adapters,
         bundle=None if only is None else only.bundle,
-        tokenizer=context.tokenizer
-        if only is None
-        else context.adapters.tokenizer(only.generation),
+        tokenizer=tokenizer_for(
+            [(one, tokenizer_of(one.info.generation)) for one in adapters],
+            context.tokenizer,
+            choice.param,
+        ),
     )
 
 

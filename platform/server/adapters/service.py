@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from plait.adapters.registry import AdapterRegistry, Lease, Named, Wish, is_name
 from plait.adapters.sources import find_adapter
-from plait.platform.bundles import tokenizer_of
+from plait.platform.bundles import fit_tokenizer, tokenizer_of
 from plait.platform.errors import (
     AdapterBusy,
     AdapterError,
@@ -33,6 +33,7 @@ from plait.platform.errors import (
 )
 
 if TYPE_CHECKING:
+    from plait.adapters.info import AdapterInfo
     from plait.adapters.store import AdapterStore, StoredAdapter
     from plait.platform.server.client import EngineClient
     from plait.platform.server.settings import NamedSource, ServerSettings
@@ -71,7 +72,7 @@ class AdapterService:
         self._unfit: dict[str, tuple[float, AdapterError]] = {}  # folders, and until when
         self.num_waiting = 0  # requests for an adapter that is not there yet
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._tokenizers: dict[str, Tokenizer] = {}  # of generations with a chat template
+        self._tokenizers: dict[str, Tokenizer] = {}  # of generations that bring their own
 
     # --- loading ---
 
@@ -125,13 +126,15 @@ class AdapterService:
         lease: Lease | None = None
         try:
             stored, lease = await self._read(read)
-            await self._in_thread(self._take_bundle, stored)
+            tokenizer = await self._in_thread(self._tokenizer_of, stored)
             info = await self._client.load_adapter(
                 stored.generation,
                 str(stored.directory),
                 pinned=wish.pinned,
                 allow_zero_delta=wish.allow_zero_delta,
+                added_tokens=tokenizer.added_tokens,
             )
+            info = await self._in_thread(self._take_tokenizer, info, tokenizer)
             before = self.registry.generation_of(wish.name)
             named = self.registry.publish(
                 wish,
@@ -157,10 +160,18 @@ class AdapterService:
         self._num_stored[stored.generation] += 1
         return stored, self.registry.hold(stored.generation)
 
-    def _take_bundle(self, stored: StoredAdapter) -> None:
-        tokenizer = tokenizer_of(stored.bundle, self._tokenizer)
-        if tokenizer is not self._tokenizer:
-            self._tokenizers[stored.generation] = tokenizer
+    def _tokenizer_of(self, stored: StoredAdapter) -> Tokenizer:
+        config = self._client.config
+        chosen = config is not None and config.options.chat_template is not None
+        return tokenizer_of(stored, self._tokenizer, keep_template=chosen)
+
+    def _take_tokenizer(self, info: AdapterInfo, tokenizer: Tokenizer) -> AdapterInfo:
+        config = self._client.config
+        width = info.vocab_size or (0 if config is None else config.model.vocab_size)
+        fitting, info = fit_tokenizer(tokenizer, info, width)
+        if fitting is not self._tokenizer:
+            self._tokenizers[info.generation] = fitting
+        return info
 
     async def _fit_pins(self, generations: set[str | None]) -> None:
         for generation in generations - {None}:
@@ -282,7 +293,7 @@ class AdapterService:
             )
 
     def tokenizer(self, generation: str) -> Tokenizer:
-        """The model's tokenizer, with the chat template that the generation brings."""
+        """The model's tokenizer, with the tokens and chat template that the generation brings."""
         return self._tokenizers.get(generation, self._tokenizer)
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
