@@ -202,6 +202,7 @@ class CompiledGrammar:
     notes: tuple[str, ...] = ()  # for the client, such as of a tool without its schema
     # What that has beyond the model's own: (id, bytes, whether it is special).
     added_tokens: tuple[tuple[int, bytes, bool], ...] = ()
+    checks: bytes = b""  # what a grammar cannot hold, kept beside it; see structured/unique.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ option (penalties, masks, logprobs, …) works with them because there is one pa
 
 What a grammar forbids goes first: penalties, bias and filters see a row in which it is impossible.
 Logprobs are those of the row before that, as with `allowed_token_ids` and all other options: the
-model's own, so that a constrained token shows how likely it was by itself.
+model's own, so that a constrained token shows how likely it was by itself. What a mask cannot hold
+is vetoed once it is chosen; the token is forbidden then, and the row chosen from anew.
 
 Rows are worked on one at a time: each is a long vector, and what a row gives cannot depend on
 its neighbours. A greedy row without further options costs its argmax and nothing else.
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from plait.platform.batch import StepBatch
     from plait.platform.executor import Executor
-    from plait.platform.strand import RowMasks
+    from plait.platform.strand import RowMasks, Veto
 
 Floats = npt.NDArray[np.float32]
 
@@ -62,6 +63,7 @@ class _Row:
     logits: Floats  # without what a grammar forbids
     raw: Floats  # as the model gave them; the same where no grammar forbids or nobody asks
     masked: bool = False
+    veto: Veto | None = None  # forbids some tokens more
 
 
 class Sampler:
@@ -142,6 +144,7 @@ class Sampler:
                     logits=logits[r, :width],
                     raw=raw.get(r, logits[r])[:width],
                     masked=masks is not None and masked[r],
+                    veto=masks.veto(first_row + r) if masks is not None and masked[r] else None,
                 )
                 for r in range(row, row + span.num_samples)
             ]
@@ -185,11 +188,16 @@ class Sampler:
             if not row.masked:
                 _check(logits, int(logits.argmax()))
             logits = penalties.apply(logits, seq, drafts, self._eos_token_ids, self._histories)
-        best = int(logits.argmax())
-        if (changes or row.masked) and logits[best] == -np.inf:
-            raise _NoToken(_GRAMMAR_AND if row.masked else _NOTHING_LEFT, BadRequest.code)
-        _check(logits, best)
-        return best if params.greedy else self._draw(seq, len(seq.tokens) + len(drafts), logits)
+        while True:
+            best = int(logits.argmax())
+            if (changes or row.masked) and logits[best] == -np.inf:
+                raise _NoToken(_GRAMMAR_AND if row.masked else _NOTHING_LEFT, BadRequest.code)
+            _check(logits, best)
+            position = len(seq.tokens) + len(drafts)
+            token = best if params.greedy else self._draw(seq, position, logits)
+            if row.veto is None or not row.veto(token):
+                return token
+            logits[token] = -np.inf
 
     def _draw(self, seq: Sequence, position: int, row: Floats) -> int:
         """The sample at a position, from a row whose largest logit is finite."""

@@ -6,7 +6,7 @@ brings nothing for a strand costs nothing there beyond a look at each call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +15,9 @@ from plait.platform.errors import PlaitError
 
 if TYPE_CHECKING:
     import torch
+
+
+Veto = Callable[[int], bool]  # whether a token that the mask allows must not be chosen
 
 
 class RowMasks(Protocol):
@@ -33,6 +36,10 @@ class RowMasks(Protocol):
 
     def apply(self, logits: torch.Tensor, first_row: int) -> None:
         """Set forbidden logits of consecutive sample rows to minus infinity, in place."""
+        ...
+
+    def veto(self, row: int) -> Veto | None:
+        """What forbids further tokens of a sample row, one by one; None if nothing does."""
         ...
 
 

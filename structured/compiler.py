@@ -87,6 +87,7 @@ class Compiler:
             num_bytes=loaded_bytes(route.backend, payload),
             vocabulary=self._vocabulary.digest,
             notes=tuple(getattr(route, "notes", ())),
+            checks=getattr(route, "checks", b""),
         )
 
     def warm(self) -> None:
@@ -135,6 +136,7 @@ def grammar_key(route: Routed, vocabulary: Vocabulary) -> str:
         route.kind,
         route.content,
         sorted(route.options.items()),
+        getattr(route, "checks", b"").decode(),
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 

@@ -18,6 +18,7 @@ from plait.structured import backends
 from plait.structured.backends import Backend, Grammar, Parser, ParserFault
 from plait.structured.cache import MemoryCache
 from plait.structured.forced import forced_tokens
+from plait.structured.unique import Uniqueness
 
 if TYPE_CHECKING:
     from plait.structured.spec import CompiledGrammar
@@ -30,10 +31,15 @@ class Matcher:
     """Which tokens may follow what a sequence has, and what it has.
 
     Methods raise `InternalError` where the backend breaks down; the sequence must end then.
+
+    What no grammar holds is not in the masks: `vetoes` tells of one token whether it may follow.
     """
 
-    def __init__(self, parser: Parser, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, parser: Parser, vocabulary: Vocabulary, unique: Uniqueness | None = None
+    ) -> None:
         self._parser = parser
+        self._unique = unique
         self.vocabulary = vocabulary
         self._num_tokens = 0
         self._ended = False  # the last token was an end token, which the parser has not seen
@@ -57,7 +63,7 @@ class Matcher:
         """How many of `drafts` may follow in a row; none behind an end token. Changes nothing."""
         plain = self._before_end(drafts)
         try:
-            num_legal = self._parser.count_legal(plain)
+            num_legal = self._count_legal(plain)
             if num_legal < len(plain) or num_legal == len(drafts) or self._ended:
                 return num_legal
             if drafts[num_legal] not in self.vocabulary.end_ids:
@@ -65,6 +71,20 @@ class Matcher:
             return num_legal + self._may_end_after(plain)
         except ParserFault as error:
             raise _fault(error) from error
+
+    @property
+    def can_veto(self) -> bool:
+        """Whether `vetoes` could ever be true."""
+        return self._unique is not None
+
+    def vetoes(self, token: int, drafts: Sequence[int] = ()) -> bool:
+        """Whether a token that the mask allows may still not follow, behind legal `drafts`."""
+        if self._unique is None or not 0 <= token < len(self.vocabulary.pieces):
+            return False
+        if token in self.vocabulary.end_ids:
+            return False
+        pieces = self.vocabulary.pieces
+        return self._unique.vetoes(pieces[token], [pieces[draft] for draft in drafts])
 
     def fill_drafts(self, drafts: Sequence[int], masks: Mask) -> int:
         """Write into row i of int32 [K+1, W] what may follow drafts[:i]; return how many are legal.
@@ -95,7 +115,7 @@ class Matcher:
             return False
         else:
             try:
-                accepted = self._parser.accept(token)
+                accepted = self._accept(token)
             except ParserFault as error:
                 raise _fault(error) from error
         if accepted:
@@ -114,6 +134,8 @@ class Matcher:
             num_tokens -= 1
             self._ended = False
         if num_tokens:
+            if self._unique is not None:
+                self._unique.rollback(num_tokens)
             try:
                 self._parser.rollback(num_tokens)
             except (ParserFault, RuntimeError) as error:
@@ -161,10 +183,28 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """An independent matcher at the same place."""
-        other = Matcher(self._parser.copy(), self.vocabulary)
+        unique = None if self._unique is None else self._unique.copy()
+        other = Matcher(self._parser.copy(), self.vocabulary, unique)
         other._num_tokens, other._ended = self._num_tokens, self._ended
         other._finished = self._finished
         return other
+
+    def _count_legal(self, plain: list[int]) -> int:
+        num_legal = self._parser.count_legal(plain)
+        if self._unique is None:
+            return num_legal
+        pieces = self.vocabulary.pieces
+        return self._unique.count_legal([pieces[token] for token in plain[:num_legal]])
+
+    def _accept(self, token: int) -> bool:
+        if self._unique is None:
+            return self._parser.accept(token)
+        if not self._parser.accept(token):
+            return False
+        if self._unique.accept(self.vocabulary.pieces[token]):
+            return True
+        self._parser.rollback(1)
+        return False
 
     def _guarded_fill(self, mask: Mask) -> bool:
         try:
@@ -223,7 +263,8 @@ class MatcherStore:
             if grammar is None:
                 grammar = self._backend(compiled.backend, vocabulary).load(compiled.payload)
                 self._grammars.put(key, grammar, compiled.num_bytes)
-            return Matcher(grammar.parser(), vocabulary)
+            unique = Uniqueness(compiled.checks) if compiled.checks else None
+            return Matcher(grammar.parser(), vocabulary, unique)
         except ParserFault as error:
             raise _fault(error) from error
 

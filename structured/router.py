@@ -37,7 +37,8 @@ class Route:
 
     `content` and `options` are the arguments of the backend's own compile call for `kind`: a JSON
     schema with its keyword arguments (xgrammar) or overrides (llguidance), a regular expression
-    for whole strings, an EBNF or Lark text, or a structural tag.
+    for whole strings, an EBNF or Lark text, or a structural tag. `checks` are what the grammar
+    does not hold, for `plait.structured.unique`.
     """
 
     backend: Backend
@@ -45,6 +46,7 @@ class Route:
     content: Any
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     notes: tuple[str, ...] = ()
+    checks: bytes = b""
 
 
 def route(spec: GrammarSpec) -> Route:
@@ -74,7 +76,7 @@ def route(spec: GrammarSpec) -> Route:
 
 
 def _schema(spec: GrammarSpec, schema: Any) -> Route:
-    found = normalise(schema, spec)
+    found = normalise(schema, spec, whole=True)
     if found.refusals:
         raise refused(found.refusals[0], spec.param)
     return of_written(found, spec)
@@ -83,7 +85,7 @@ def _schema(spec: GrammarSpec, schema: Any) -> Route:
 def of_written(found: Normalised, spec: GrammarSpec) -> Route:
     """The route of a normalised schema without refusals."""
     spaces = whitespace.read(spec)
-    doubts = prove.doubts(found.schema)
+    doubts = prove.doubts(found.schema) or found.checks  # which need strings of one spelling
     if spaces.pattern is None and not doubts and xgrammar_version() in prove.PROVEN_XGRAMMAR:
         options = whitespace.for_xgrammar(spaces)
         if _xgrammar_reads(found.schema, options):
@@ -110,6 +112,7 @@ def _routed(
         content=found.schema,
         options=MappingProxyType(options),
         notes=(*found.notes, *notes),
+        checks=found.checks,
     )
 
 
@@ -310,7 +313,7 @@ def explain(spec: GrammarSpec) -> list[Finding]:
 
     Raises what `route` raises for a schema that is none, or too large.
     """
-    found = normalise(spec.content, spec)
+    found = normalise(spec.content, spec, whole=True)
     refusals = {refusal.pointer: refusal for refusal in found.refusals}
     doubts = {doubt.keyword: doubt.why for doubt in prove.doubts(found.schema)}
     backend = None if refusals else of_written(found, spec).backend

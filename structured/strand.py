@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from plait.platform.core import StepPlan
+    from plait.platform.strand import Veto
     from plait.structured.masks import MaskJob, StepMasks
     from plait.structured.matcher import Matcher
     from plait.structured.vocabulary import Vocabulary
@@ -153,7 +154,7 @@ class GrammarStrand(Strand):
             return None
         self._join()
         self._job = self._filler.start(entries, first_row)
-        return GrammarMasks(self._job, places, faults, self._masked)
+        return GrammarMasks(self._job, entries, places, faults, self._masked)
 
     def commit(self, sequence: Sequence, token_id: int) -> bool:
         """See `Strand.commit`: complete once nothing but an end may follow."""
@@ -285,11 +286,13 @@ class GrammarMasks:
     def __init__(
         self,
         job: MaskJob,
+        entries: list[MaskEntry],
         places: list[int],
         faults: Mapping[int, GrammarFault],
         on_made: Callable[[StepMasks, float], None],
     ) -> None:
         self._job = job
+        self._vetoing = {entry.first_row: entry for entry in entries if entry.matcher.can_veto}
         self._places = places
         self._faults = faults
         self._on_made = on_made
@@ -316,3 +319,11 @@ class GrammarMasks:
         """See `RowMasks.apply`."""
         assert self._masks is not None, "not waited for"
         self._masks.apply(logits, first_row)
+
+    def veto(self, row: int) -> Veto | None:
+        """See `RowMasks.veto`."""
+        for first, entry in self._vetoing.items():
+            if first <= row <= first + len(entry.drafts):
+                drafts = entry.drafts[: row - first]
+                return lambda token: entry.matcher.vetoes(token, drafts)
+        return None

@@ -38,13 +38,18 @@ OLD_IDS = ("draft-03", "draft-04", "draft-05")
 
 
 class Document:
-    """One schema document. `legacy`: before 2019-09, where `$ref` hides its siblings."""
+    """One schema document.
+
+    `legacy`: before 2019-09, where `$ref` hides its siblings. A dialect by a name that is not its
+    own, such as one with https, is not known to validators, which then do not hide them.
+    """
 
     def __init__(self, root: Any, param: str) -> None:
         self.root = root
         self.param = param
         dialect = root.get("$schema", "") if isinstance(root, dict) else ""
-        self.legacy = isinstance(dialect, str) and any(each in dialect for each in LEGACY)
+        named = isinstance(dialect, str) and dialect.startswith("http://json-schema.org/")
+        self.legacy = named and any(each in dialect for each in LEGACY)
         # Since 2020-12 what `contains` finds counts as evaluated.
         self.contains_evaluates = not self.legacy and "2019-09" not in str(dialect)
         self._id = "id" if any(each in str(dialect) for each in OLD_IDS) else "$id"

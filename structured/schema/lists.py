@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from typing import TYPE_CHECKING
@@ -146,26 +147,26 @@ def _arrangements(reader: Reader, frame: Array, atom: Contains) -> list[Branch] 
 
 
 def _distinct(reader: Reader, shape: Array, atom: Unique) -> list[Shape]:
+    """Lists of a few values are written out; of all others the items are compared later."""
     if shape.high is not None and shape.high <= 1:
         return [shape]
-    refused: list[Shape] = [
-        _refused(
-            atom.at,
-            "uniqueItems",
-            "a grammar cannot compare items",
-            "bound the list to one item, list up to five values by 'enum', or leave it out",
-        )
-    ]
     values = _finite(reader, shape.rest) if not shape.prefix else None
-    if values is None or len(values) > _MAX_DISTINCT:
-        return refused
-    high = len(values) if shape.high is None else min(shape.high, len(values))
+    if values is not None:
+        high = len(values) if shape.high is None else min(shape.high, len(values))
+        if shape.low > high:
+            return []
+        if len(values) <= _MAX_DISTINCT:
+            return [_permuted(reader, values, range(shape.low, high + 1))]
+    return [dataclasses.replace(shape, unique=True, at=atom.at)]
+
+
+def _permuted(reader: Reader, values: list[str], sizes: range) -> Listed:
     found = [
         reader.keep([json.loads(text) for text in chosen])
-        for size in range(shape.low, high + 1)
+        for size in sizes
         for chosen in itertools.permutations(values, size)
     ]
-    return [Listed(tuple(found))] if found else []
+    return Listed(tuple(found))
 
 
 def _finite(reader: Reader, formula: Formula) -> list[str] | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.platform.errors import GrammarTooComplex
+from plait.structured.schema import uniqueness
 from plait.structured.schema.document import Document, children
 from plait.structured.schema.limits import Limits, check_bounds, escape
 from plait.structured.schema.reading import Reader
@@ -66,16 +67,25 @@ ASSERTIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Normalised:
-    """A schema in few keywords. With refusals it is incomplete, and must not be used."""
+    """A schema in few keywords. With refusals it is incomplete, and must not be used.
+
+    What no grammar holds is in `checks`; see `uniqueness`.
+    """
 
     schema: Any
     refusals: tuple[Refusal, ...]
     notes: tuple[str, ...]
     keywords: tuple[tuple[str, str], ...]  # pointer and name of each that asserts something
+    checks: bytes = b""
 
 
-def normalise(schema: Any, spec: GrammarSpec, limits: Limits | None = None) -> Normalised:
-    """Read and write a schema. Raises `InvalidSchema` or `GrammarTooComplex`."""
+def normalise(
+    schema: Any, spec: GrammarSpec, limits: Limits | None = None, *, whole: bool = False
+) -> Normalised:
+    """Read and write a schema. Raises `InvalidSchema` or `GrammarTooComplex`.
+
+    `checks` are made only for a schema of the `whole` text, since they are kept from its start.
+    """
     limits = limits or Limits()
     check_bounds(schema, limits, spec.param)
     if spec.options.get("disable_additional_properties") is True:
@@ -92,15 +102,19 @@ def normalise(schema: Any, spec: GrammarSpec, limits: Limits | None = None) -> N
             "the schema leads too deep through its references; flatten it", param=spec.param
         ) from None
     refusals |= writer.refusals
+    # What was written beside refusals has holes.
+    planned = uniqueness.Plan(written) if refusals else uniqueness.plan(written, whole=whole)
+    refusals |= dict.fromkeys(planned.refusals)
     if spec.strict:
         refusals |= dict.fromkeys(map(_open_object, writer.open_objects))
     unknown = _unknown(schema)
     notes = [f"unknown keywords assert nothing: {', '.join(unknown[:20])}"] if unknown else []
     return Normalised(
-        written,
+        planned.schema,
         tuple(sorted(refusals, key=lambda each: each.pointer)),
         (*reader.notes, *notes),
         tuple(used),
+        planned.checks,
     )
 
 

@@ -5,7 +5,7 @@ Shapes are what can be written as a schema that both backends read alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from plait.structured.schema.atoms import Formula
@@ -44,12 +44,14 @@ class String:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Array:
-    """Lists: the first items one by one, and the rest."""
+    """Lists: the first items one by one, and the rest. `at`: where `unique` was written."""
 
     prefix: tuple[Formula, ...] = ()
     rest: Formula
     low: int = 0
     high: int | None = None
+    unique: bool = False
+    at: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,6 +144,8 @@ class Writer:
             schema["minItems"] = shape.low
         if shape.high is not None and not (shape.rest == NEVER and shape.high == len(shape.prefix)):
             schema["maxItems"] = shape.high
+        if shape.unique:
+            schema["uniqueItems"] = shape.at  # which `uniqueness` takes out again
         return schema
 
     def _object(self, shape: Object) -> dict[str, Any]:
