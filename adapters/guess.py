@@ -21,9 +21,8 @@ Shape = tuple[int, ...]
 def guess_sites(config: PeftConfig, header: SafetensorsHeader) -> ModelSites:
     """Sites that fit every tensor of the file, as far as its names are PEFT's."""
     shapes = {entry.name: entry.shape for entry in header.tensors}
-    modules, _ = by_module(shapes)
     found: dict[str, Site] = {}
-    for module, roles in modules.items():
+    for module, roles in by_module(shapes).modules.items():
         sizes = {role: shapes[name] for role, name in roles.items()}
         for site in _sites(module, sizes, config):
             found[site.name] = site

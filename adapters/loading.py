@@ -116,6 +116,7 @@ def _read(directory: Path, sites: SitesOf, max_rank: int, *, follow_links: bool 
             plan = make_plan(config, header, sites, max_rank=max_rank)
             tensors, weights_digest = read_tensors(file, raw, header)
     _check_finite(tensors)
+    _check_copies(plan, tensors)
     digests = {name: sha256(data).hexdigest() for name, data in small.items()}
     return _Files(
         generation=generation_of({**digests, WEIGHTS: weights_digest}),
@@ -133,6 +134,12 @@ def _check_finite(tensors: Mapping[str, Tensor]) -> None:
             f"{len(broken)} tensors hold NaN or infinity, such as {broken[0]}",
             report=LoadReport(num_tensors=len(tensors), not_finite=broken[:MAX_LISTED]),
         )
+
+
+def _check_copies(plan: Plan, tensors: Mapping[str, Tensor]) -> None:
+    for name, copy in plan.copies:
+        if not tensors[name].equal(tensors[copy]):
+            raise InvalidAdapter(f"{name} and {copy} are one module's, and differ: which is meant?")
 
 
 def _make(generation: str, files: _Files, max_rank: int, base_weight: BaseWeight | None) -> Adapter:
@@ -195,7 +202,9 @@ def _low_rank(plan: Plan, tensors: Mapping[str, Tensor], max_rank: int) -> list[
 
 def _parts(plan: LowRankPlan, tensors: Mapping[str, Tensor]) -> list[LowRank]:
     a, b = tensors[plan.a], tensors[plan.b]
-    if plan.layout is not Layout.PLAIN:
+    if plan.layout is Layout.SWAPPED:
+        a, b = b.t().contiguous(), a.t().contiguous()
+    elif plan.layout is not Layout.PLAIN:
         return split_experts(plan, a, b)
     return [
         LowRank(

@@ -28,6 +28,11 @@ class Role(StrEnum):
     TOKENS = "token_adapter.trainable_tokens_delta"
     WEIGHT = "weight"
     BIAS = "bias"
+    # What PEFT saves beside these where training resized the vocabulary.
+    SAVED_WEIGHT = "modules_to_save.weight"
+    SAVED_BIAS = "modules_to_save.bias"
+    ORIGINAL_WEIGHT = "original_module.weight"
+    ORIGINAL_BIAS = "original_module.bias"
 
 
 # More ways to write a role: with the wrappers that PEFT puts around what it trains.
@@ -35,8 +40,6 @@ _SUFFIXES: tuple[tuple[str, Role], ...] = (
     *((role.value, role) for role in Role if role not in (Role.WEIGHT, Role.BIAS)),
     ("lora_magnitude_vector.weight", Role.MAGNITUDE),
     ("token_adapter.base_layer.weight", Role.WEIGHT),
-    ("modules_to_save.weight", Role.WEIGHT),
-    ("modules_to_save.bias", Role.BIAS),
     ("base_layer.weight", Role.WEIGHT),
     ("base_layer.bias", Role.BIAS),
     ("weight", Role.WEIGHT),
@@ -65,17 +68,42 @@ class Target:
     half: int | None = None  # which half of the site's outputs, where it fuses gate and up
 
 
-def by_module(names: Iterable[str]) -> tuple[dict[str, dict[Role, str]], list[str]]:
-    """Tensor names by module and role, and those that have no place in an adapter."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """The tensors of a file by what they are."""
+
+    modules: Mapping[str, Mapping[Role, str]]  # name by role, by module
+    copies: tuple[tuple[str, str], ...]  # names of tensors that have to be equal
+    unmatched: tuple[str, ...]  # that have no place in an adapter
+
+
+def by_module(names: Iterable[str]) -> Named:
+    """Tensor names by module and role.
+
+    A module that training saved whole stands in the file up to three times where it also resized
+    the vocabulary: as `weight`, again as `modules_to_save.weight`, and as it was before training,
+    which nothing uses.
+    """
     modules: dict[str, dict[Role, str]] = {}
-    unmatched = []
+    unmatched, copies = [], []
     for name in names:
         found = split_name(name)
         if found is None or found[1] in modules.get(found[0], {}):
             unmatched.append(name)
         else:
             modules.setdefault(found[0], {})[found[1]] = name
-    return modules, unmatched
+    for roles in modules.values():
+        for role, saved, original in (
+            (Role.WEIGHT, Role.SAVED_WEIGHT, Role.ORIGINAL_WEIGHT),
+            (Role.BIAS, Role.SAVED_BIAS, Role.ORIGINAL_BIAS),
+        ):
+            if role in roles and saved in roles:
+                copies.append((roles[role], roles.pop(saved)))
+            elif saved in roles:
+                roles[role] = roles.pop(saved)
+            if role in roles:
+                roles.pop(original, None)
+    return Named(modules=modules, copies=tuple(copies), unmatched=tuple(unmatched))
 
 
 # --- translations ---------------------------------------------------------------------------
@@ -101,6 +129,13 @@ TRANSLATIONS: tuple[Translation, ...] = (
     # A wrapper's adapter, served as the text model alone.
     (("model.language_model.", "model."),),
     (("language_model.model.", "model."), ("language_model.lm_head", "lm_head")),
+    # GPT-NeoX named its head so before transformers 5.
+    (("embed_out", "lm_head"),),
+    # Adapters of a backbone alone, without a head (AutoModel).
+    *(
+        (("", prefix),)
+        for prefix in ("model.", "model.language_model.", "transformer.", "gpt_neox.")
+    ),
 )
 
 

@@ -13,6 +13,7 @@ class Layout(Enum):
     """How the two tensors of a low-rank change lie in the file."""
 
     PLAIN = "a [r, in], b [out, r]"
+    SWAPPED = "a [r, out], b [in, r]: of a parameter that the base stores as [in, out]"
     EXPERTS = "a [E·r, in], expert slowest; b [out, r·E], expert fastest"
     EXPERTS_SWAPPED = "the same with in and out exchanged, as PEFT before 0.19 wrote it"
 
@@ -56,6 +57,7 @@ class Plan:
     low_rank: tuple[LowRankPlan, ...]
     rows: tuple[RowsPlan, ...]
     wholes: tuple[WholePlan, ...]
+    copies: tuple[tuple[str, str], ...]  # names of tensors that have to be equal
     vocab_size: int | None  # width of the logits, where tokens are added
     warnings: tuple[str, ...]
 

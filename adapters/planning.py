@@ -18,6 +18,7 @@ from plait.adapters.stacked import Shapes, pair, plan_parameters
 from plait.adapters.targets import is_target_module, is_target_parameter, warnings_of_targets
 from plait.platform.errors import AdapterError, AdapterRankExceeded, InvalidAdapter
 
+_STACKED = frozenset({Layout.EXPERTS, Layout.EXPERTS_SWAPPED})
 _LOW_RANK = frozenset({Role.A, Role.B, Role.B_BIAS, Role.MAGNITUDE})
 _ROLES: Mapping[SiteKind, frozenset[Role]] = {
     SiteKind.LINEAR: _LOW_RANK,
@@ -58,7 +59,8 @@ class _Planner:
         self.shapes = shapes
         self.sites = sites
         self.max_rank = max_rank
-        self.modules, self.unmatched = by_module(shapes)
+        named = by_module(shapes)
+        self.modules, self.unmatched, self.copies = named.modules, named.unmatched, named.copies
         self.matches = self._match()
         self.low_rank: list[LowRankPlan] = []
         self.rows: list[RowsPlan] = []
@@ -80,6 +82,7 @@ class _Planner:
             low_rank=tuple(self.low_rank),
             rows=tuple(self.rows),
             wholes=tuple(self.wholes),
+            copies=self.copies,
             vocab_size=self._vocab_size(),
             warnings=warnings_of_targets(self.config, self.modules),
         )
@@ -150,13 +153,16 @@ class _Planner:
         name = self._pattern_name(module)
         rank = self._check_rank(name, self.shapes[a][0] if self.shapes[a] else 0)
         in_features, out_features = _features(site, target.half, width)
-        self._check_shape(a, (rank, in_features))
-        self._check_shape(b, (out_features, rank))
+        # To PEFT a parameter has its outputs first, however its module reads it.
+        is_swapped = site.is_transposed and name != module
+        sizes = (out_features, in_features) if is_swapped else (in_features, out_features)
+        self._check_shape(a, (rank, sizes[0]))
+        self._check_shape(b, (sizes[1], rank))
         bias = self._optional(module, roles, Role.B_BIAS, out_features, site)
         magnitude = self._optional(module, roles, Role.MAGNITUDE, out_features, site)
         return LowRankPlan(
             target=target,
-            layout=Layout.PLAIN,
+            layout=Layout.SWAPPED if is_swapped else Layout.PLAIN,
             rank=rank,
             scale=self.config.scale(name),
             a=a,
@@ -327,7 +333,7 @@ class _Planner:
         places = Counter(
             (p.target.site.name, p.target.expert, p.target.half) for p in self.low_rank
         )
-        stacks = {p.target.site.name for p in self.low_rank if p.layout is not Layout.PLAIN}
+        stacks = {p.target.site.name for p in self.low_rank if p.layout in _STACKED}
         replaced = Counter(whole.site.name for whole in self.wholes)
         rows = Counter(site.name for plan in self.rows for site in plan.sites)
         found = {name for (name, *_), count in places.items() if count > 1}

@@ -80,6 +80,8 @@ def same_changes(one: Adapter, other: Adapter) -> bool:
         ("base_model.model.model.language_model.", "model.language_model."),
         ("base_model.model.model.language_model.", "model."),
         ("base_model.model.language_model.model.", "model."),
+        ("base_model.model.", "model."),  # of the backbone alone
+        ("base_model.model.", "model.language_model."),
     ],
 )
 def test_a_text_model_is_found_with_and_without_its_wrapper(
@@ -93,6 +95,32 @@ def test_a_text_model_is_found_with_and_without_its_wrapper(
     assert all(part.site.part == SitePart.LANGUAGE for part in adapter.low_rank)
     plain = load(write(tmp_path / "b", config, tensors), llama[1])
     assert same_changes(adapter, plain)
+
+
+def test_the_older_name_of_a_head_is_understood(llama, tmp_path):
+    config = {"r": 2, "target_modules": ["embed_out"]}
+    tensors = {"embed_out.lora_A.weight": torch.ones(2, 64)}
+    tensors["embed_out.lora_B.weight"] = torch.ones(307, 2)
+    (part,) = load(write(tmp_path, config, tensors), llama[1]).low_rank
+    assert part.site.name == "lm_head"
+
+
+def test_a_module_saved_several_times_counts_once_and_has_to_be_one(llama, tmp_path):
+    config = {"r": 2, "modules_to_save": ["lm_head"]}
+    head = "base_model.model.lm_head"
+    tensors = {
+        f"{head}.weight": torch.full((307, 64), 2.0),
+        f"{head}.modules_to_save.weight": torch.full((307, 64), 2.0),
+        f"{head}.original_module.weight": torch.ones(307, 64),
+    }
+    (whole,) = load(write(tmp_path / "a", config, tensors), llama[1]).wholes
+    assert (whole.weight == 2).all()
+    tensors[f"{head}.weight"] = torch.ones(307, 64)
+    with pytest.raises(InvalidAdapter, match="differ"):
+        load(write(tmp_path / "b", config, tensors), llama[1])
+    alone = {f"{head}.original_module.weight": torch.ones(307, 64)}
+    with pytest.raises(InvalidAdapter, match="fit no place"):
+        load(write(tmp_path / "c", {"r": 2}, alone), llama[1])
 
 
 def test_tower_names_go_to_the_tower(llama, tmp_path):

@@ -25,7 +25,7 @@ def hub(monkeypatch, tmp_path):
 
     def snapshot_download(repo, *, revision, allow_patterns, local_files_only):
         hub.asked.append(("files", repo, revision, local_files_only))
-        assert "adapter_model.safetensors" in allow_patterns
+        assert any(p.endswith("adapter_model.safetensors") for p in allow_patterns)
         assert not any("bin" in pattern or "*" in pattern for pattern in allow_patterns)
         if local_files_only:
             raise LocalEntryNotFoundError("not here")
@@ -49,6 +49,33 @@ def test_a_hub_id_is_pinned_to_the_commit_that_was_looked_at(hub, suffix, revisi
     source = find_adapter(f"owner/name{suffix}")
     assert source.commit == COMMIT
     assert hub.asked == [("info", "owner/name", revision), ("files", "owner/name", COMMIT, False)]
+
+
+@pytest.mark.parametrize(
+    ("where", "revision", "folder"),
+    [
+        ("hf://owner/name/a/b", None, "a/b"),
+        ("hf://owner/name@v1/checkpoint-5/", "v1", "checkpoint-5"),
+        ("hf://owner/name", None, ""),
+    ],
+)
+def test_an_adapter_may_lie_in_a_folder_of_a_repository(hub, where, revision, folder):
+    within = f"{folder}/" if folder else ""
+    hub.sizes = {within + name: size for name, size in hub.sizes.items()}
+    source = find_adapter(where)
+    assert source.directory.parts[-1] == (folder.rpartition("/")[2] or COMMIT)
+    assert hub.asked == [("info", "owner/name", revision), ("files", "owner/name", COMMIT, False)]
+
+
+def test_a_folder_is_named_where_it_was_meant(hub):
+    with pytest.raises(AdapterPathNotFound, match="hf://owner/name/folder"):
+        find_adapter("owner/name/folder")
+    with pytest.raises(AdapterPathNotFound):
+        find_adapter("hf://owner/name/../other")
+    assert hub.asked == []
+    hub.sizes = {f"last/{name}": size for name, size in hub.sizes.items()}
+    with pytest.raises(InvalidAdapter, match="there is hf://owner/name/last"):
+        find_adapter("owner/name")
 
 
 def test_offline_nothing_is_asked_of_the_hub(hub):

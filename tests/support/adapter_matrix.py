@@ -41,7 +41,18 @@ _GROWN: dict[str, dict[str, Any]] = {
         "trainable_token_indices": NEW_TOKENS,
         "num_new_tokens": 3,
     },
-    "new_tokens_saved": {**R4, "target_modules": ["v_proj"], "num_new_tokens": 2},
+    "new_tokens_saved": {
+        **R4,
+        "target_modules": ["v_proj"],
+        "modules_to_save": ["embed_tokens", "lm_head"],
+        "num_new_tokens": 2,
+    },
+    "new_tokens_saved_head": {
+        **R4,
+        "target_modules": ["v_proj"],
+        "modules_to_save": ["lm_head"],
+        "num_new_tokens": 3,
+    },
     "new_tokens_low_rank": {
         **R4,
         "target_modules": ["embed_tokens", "lm_head", "o_proj"],
@@ -66,6 +77,11 @@ _GPT2 = {
         "use_dora": True,
     },
     "embedding": {**R4, "target_modules": ["wte", "c_attn"], "fan_in_fan_out": True},
+    "transposed_parameters": {
+        **R4,
+        "target_modules": [],
+        "target_parameters": ["attn.c_proj.weight", "c_attn.weight"],
+    },
     "trained_tokens": {
         **R4,
         "target_modules": ["c_fc"],
@@ -84,6 +100,13 @@ _OSS = {
         "lora_alpha": 4,
         "target_modules": ["q_proj", "o_proj"],
         "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    },
+}
+_PARAMETERS = {
+    "plain_parameters": {
+        **R4,
+        "target_modules": [],
+        "target_parameters": ["q_proj.weight", "mlp.down_proj.weight"],
     },
 }
 _EMBEDDING_DORA = {"embedding_dora": {**R4, "target_modules": ["embed_tokens"], "use_dora": True}}
@@ -112,7 +135,13 @@ def _random_configs(count: int, seed: int) -> dict[str, dict[str, Any]]:
 
 
 MATRIX: dict[str, dict[str, dict[str, Any]]] = {
-    "llama": {**KINDS, **_GROWN, **_EMBEDDING_DORA, **_random_configs(10, seed=1)},
+    "llama": {
+        **KINDS,
+        **_GROWN,
+        **_PARAMETERS,
+        **_EMBEDDING_DORA,
+        **_random_configs(10, seed=1),
+    },
     "qwen2": {**_TABLES, **_EMBEDDING_DORA, "new_tokens": _GROWN["new_tokens"]},
     "qwen3": _random_configs(6, seed=2),
     "gemma2": {**_TABLES, "new_tokens": _GROWN["new_tokens"]},
