@@ -18,6 +18,8 @@ from plait.platform.errors import (
 )
 from plait.platform.llm import LLM
 from plait.platform.outputs import CompletionDelta, CompletionOutput, RequestOutput
+from plait.structured.params import StructuredOutputs
+from plait.structured.tools.parser import ToolCall
 
 __all__ = [
     "LLM",
@@ -38,6 +40,8 @@ __all__ = [
     "PlaitError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
     "TokenLogprobs",
+    "ToolCall",
     "Unsupported",
 ]

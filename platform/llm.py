@@ -30,11 +30,21 @@ from plait.platform.errors import (
 )
 from plait.platform.intake import Intake
 from plait.platform.llm_adapters import Adapter, LocalAdapters, per_prompt
+from plait.platform.llm_structured import (
+    ChatPrompt,
+    Constraints,
+    LocalGrammars,
+    chat_prompt,
+    each_constraint,
+)
 from plait.platform.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from plait.platform.start import start_engine
 
 if TYPE_CHECKING:
     from plait.adapters.info import AdapterInfo
+    from plait.platform.tokenizer import Tokenizer
+    from plait.structured.params import StructuredOutputs
+    from plait.structured.spec import GrammarSpec
 
 # Iterables of numpy's or torch's integers, and generators, do as well as lists.
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt_token_ids": …}
@@ -66,6 +76,7 @@ class LLM:
         self.tokenizer = started.tokenizer
         self._engine = started.engine
         self._intake = Intake(self.config, self.tokenizer)
+        self._grammars = LocalGrammars(self.tokenizer, self.config.model)
         self._ids = itertools.count()
         self._running: dict[str, _Job] = {}
         self._adapters = LocalAdapters(self._engine, self.tokenizer, self._step)
@@ -119,24 +130,31 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         adapter: Adapter | Sequence[Adapter] = None,
+        structured_outputs: Constraints = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer every prompt, in the order given.
 
-        `params` is one for all or one per prompt, and so is `adapter`: a name, or a list of
-        (name, scale) whose changes add up. Every prompt is checked before the first is
-        computed: `BadRequest` names the one that cannot be served. A request that fails later
-        has `finish_reason` "error" and `error` on its outputs; the others are not touched.
+        `params` is one for all or one per prompt, and so are `structured_outputs`, which answers
+        must obey, and `adapter`: a name, or a list of (name, scale) whose changes add up. Every
+        prompt is checked before the first is computed: `BadRequest` names the one that cannot be
+        served. A request that fails later has `finish_reason` "error" and `error` on its outputs;
+        the others are not touched.
         """
         several = _several(prompts)
-        all_params = _per_prompt(params, len(several))
-        adapters = per_prompt(adapter, len(several))
-        with ExitStack() as held:
-            jobs = [
-                self._job(*each, held, at=i)
-                for i, each in enumerate(zip(several, all_params, adapters, strict=True))
-            ]
-            return self._run_all(jobs, progress=progress)
+        asked = [
+            _Asked(
+                prompt=prompt, params=one, adapter=adapter, spec=constraint and constraint.spec()
+            )
+            for prompt, one, adapter, constraint in zip(
+                several,
+                _per_prompt(params, len(several)),
+                per_prompt(adapter, len(several)),
+                each_constraint(structured_outputs, len(several)),
+                strict=True,
+            )
+        ]
+        return self._answer(asked, progress=progress)
 
     def chat(
         self,
@@ -144,22 +162,36 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         adapter: Adapter | Sequence[Adapter] = None,
+        structured_outputs: Constraints = None,
         progress: bool | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, through the model's or its adapter's chat template.
 
-        `template` goes to the template: `tools`, `add_generation_prompt`,
+        With `tools` (and `tool_choice`, `parallel_tool_calls`, all as OpenAI has them) answers
+        have `tool_calls`. The rest of `template` goes to the template: `add_generation_prompt`,
         `continue_final_message`, `template_kwargs`.
         """
         many = _listed(messages, "messages")
         if many and isinstance(many[0], Mapping):
             many = [many]
-        prompts = [
-            self._chat_prompt(conversation, one, template)
-            for conversation, one in zip(many, per_prompt(adapter, len(many)), strict=True)
+        adapters = per_prompt(adapter, len(many))
+        constraints = each_constraint(structured_outputs, len(many))
+        chats = [
+            chat_prompt(self._adapters.tokenizer(one), conversation, template, constraint)
+            for conversation, one, constraint in zip(many, adapters, constraints, strict=True)
         ]
-        return self.generate(prompts, params, adapter=adapter, progress=progress)
+        asked = [
+            self._asked(chat, one, given)
+            for chat, one, given in zip(
+                chats, adapters, _per_prompt(params, len(many)), strict=True
+            )
+        ]
+        outputs = self._answer(asked, progress=progress)
+        for chat, output in zip(chats, outputs, strict=True):
+            for answer in output.outputs:
+                chat.read(answer)
+        return outputs
 
     def stream(
         self,
@@ -167,6 +199,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         adapter: Adapter = None,
+        structured_outputs: StructuredOutputs | None = None,
     ) -> Iterator[CompletionDelta]:
         """Answer one prompt, handing out what each step adds.
 
@@ -174,9 +207,9 @@ class LLM:
         fails on the way.
         """
         (one,) = per_prompt(adapter, 1)
-        with ExitStack() as held:
-            request, output = self._job(prompt, params, one, held, at=0)
-            yield from self._stream(request, output)
+        (constraint,) = each_constraint(structured_outputs, 1)
+        spec = None if constraint is None else constraint.spec()
+        yield from self._deltas(_Asked(prompt=prompt, params=params, adapter=one, spec=spec))
 
     def stream_chat(
         self,
@@ -184,23 +217,28 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         adapter: Adapter = None,
+        structured_outputs: StructuredOutputs | None = None,
         **template: Any,
     ) -> Iterator[CompletionDelta]:
-        """`stream` for one conversation."""
-        prompt = self._chat_prompt(messages, adapter, template)
-        yield from self.stream(prompt, params, adapter=adapter)
+        """`stream` for one conversation; calls come as text, in the model's own markup."""
+        (one,) = per_prompt(adapter, 1)
+        (constraint,) = each_constraint(structured_outputs, 1)
+        chat = chat_prompt(self._adapters.tokenizer(one), messages, template, constraint)
+        yield from self._deltas(self._asked(chat, one, params))
 
     def encode_chat(
         self, messages: Messages, *, adapter: Adapter = None, **template: Any
     ) -> list[int]:
         """Token ids of a conversation, as `chat` would have it answered."""
-        ids: list[int] = self._chat_prompt(messages, adapter, template)["prompt_token_ids"]
-        return ids
+        tokenizer = self._adapters.tokenizer(adapter)
+        chat = chat_prompt(tokenizer, messages, template, None)
+        return tokenizer.encode(chat.text, add_special_tokens=False)
 
     def close(self) -> None:
         """Abort what runs, remove copies of adapters; memory goes with the object."""
         self._abort(list(self._running))
         self._adapters.close()
+        self._grammars.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -215,35 +253,46 @@ class LLM:
 
     # --- requests ---
 
-    def _chat_prompt(
-        self, messages: Messages, adapter: Adapter, template: dict[str, Any]
-    ) -> dict[str, Any]:
-        text = self._adapters.tokenizer(adapter).render_chat(messages, **template)
-        return {
-            "prompt": text,
-            "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False),
-        }
+    def _asked(self, chat: ChatPrompt, adapter: Adapter, params: SamplingParams | None) -> _Asked:
+        tokenizer = self._adapters.tokenizer(adapter)
+        ids = tokenizer.encode(chat.text, add_special_tokens=False)
+        return _Asked(
+            prompt={"prompt": chat.text, "prompt_token_ids": ids},
+            params=params,
+            adapter=adapter,
+            spec=chat.spec,
+            chat=chat,
+        )
 
-    def _job(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        adapter: Adapter,
-        held: ExitStack,
-        *,
-        at: int,
-    ) -> tuple[Request, RequestOutput]:
-        text, ids = self._tokenize(prompt)
+    def _answer(self, asked: list[_Asked], *, progress: bool | None) -> list[RequestOutput]:
+        with ExitStack() as held:
+            jobs = [self._job(each, held, at=i) for i, each in enumerate(asked)]
+            return self._run_all(jobs, progress=progress)
+
+    def _deltas(self, asked: _Asked) -> Iterator[CompletionDelta]:
+        with ExitStack() as held:
+            request, output = self._job(asked, held, at=0)
+            yield from self._stream(request, output)
+
+    def _job(self, asked: _Asked, held: ExitStack, *, at: int) -> tuple[Request, RequestOutput]:
+        prompt, params, adapter = asked.prompt, asked.params, asked.adapter
         try:
             chosen = self._adapters.choose(adapter, held)
+            tokenizer = self._adapters.tokenizer(adapter)
+            text, ids = _tokenize(prompt, tokenizer)
             if params is None:
                 only = self._adapters.only(chosen)
                 params = with_defaults(SamplingParams(), None if only is None else only.bundle)
+            if asked.chat is not None:
+                params = asked.chat.params(params)
+            grammar = None if asked.spec is None else self._grammars.compile(asked.spec)
             request = self._intake.request(
                 request_id=f"llm-{next(self._ids)}",
                 prompt_token_ids=ids,
                 params=params,
                 adapters=[(one.info, one.scale) for one in chosen],
+                tokenizer=tokenizer,
+                grammar=grammar,
             )
         except (BadRequest, AdapterError) as error:
             raise type(error)(f"prompt {at}: {error.message}", param=error.param) from None
@@ -258,29 +307,6 @@ class LLM:
             outputs=outputs,
             adapter_generations=tuple(one.info.generation for one in chosen),
         )
-
-    def _tokenize(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-            if unknown or not prompt:
-                raise BadRequest(
-                    f"a prompt mapping takes prompt and prompt_token_ids, not {sorted(unknown)}",
-                    param="prompt",
-                )
-            text = prompt.get("prompt")
-            given = prompt.get("prompt_token_ids")
-            if text is not None and not isinstance(text, str):
-                raise _not_a_prompt()
-            if given is None:
-                return text, self.tokenizer.encode(text or "")
-        else:
-            text, given = None, prompt
-        ids = _token_ids(given)
-        if ids is None:
-            raise _not_a_prompt()
-        return text, ids
 
     # --- running ---
 
@@ -339,6 +365,17 @@ class LLM:
         for request_id in left:
             self._engine.abort(request_id)
             del self._running[request_id]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """One prompt with all that was said about its answer."""
+
+    prompt: Prompt
+    params: SamplingParams | None
+    adapter: Adapter
+    spec: GrammarSpec | None
+    chat: ChatPrompt | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -410,6 +447,30 @@ def _options(model: str | os.PathLike[str] | None, fields: dict[str, Any]) -> Op
                 param=name,
             )
     return options
+
+
+def _tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, Sequence[int]]:
+    if isinstance(prompt, str):
+        return prompt, tokenizer.encode(prompt)
+    if isinstance(prompt, Mapping):
+        unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+        if unknown or not prompt:
+            raise BadRequest(
+                f"a prompt mapping takes prompt and prompt_token_ids, not {sorted(unknown)}",
+                param="prompt",
+            )
+        text = prompt.get("prompt")
+        given = prompt.get("prompt_token_ids")
+        if text is not None and not isinstance(text, str):
+            raise _not_a_prompt()
+        if given is None:
+            return text, tokenizer.encode(text or "")
+    else:
+        text, given = None, prompt
+    ids = _token_ids(given)
+    if ids is None:
+        raise _not_a_prompt()
+    return text, ids
 
 
 def _not_a_prompt() -> BadRequest:

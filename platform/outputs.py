@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from plait.platform.core import Event, FinishReason, TokenLogprobs
+from plait.structured.tools.parser import ToolCall
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,6 +19,10 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the token id or string that stopped it
     error: str | None = None  # why finish_reason is "error"
+    # Of chats with tools or a constraint, taken from `text` once the answer has ended:
+    content: str | None = None  # without thinking and calls
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
     @property
     def cumulative_logprob(self) -> float | None:
