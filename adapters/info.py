@@ -18,6 +18,12 @@ class AddedToken:
     single_word: bool = False
 
 
+CHANGES_NOTHING = (
+    "the adapter changes nothing: every change in it is zero, as before training; "
+    "allow_zero_delta loads it all the same"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteReport:
     """One site that the adapter changes."""
@@ -55,6 +61,7 @@ class AdapterInfo:
     tower_digest: str = ""  # SHA-256 of what changes the tower or projector; empty: nothing
     invocation_token_ids: tuple[int, ...] = ()  # aLoRA: active from their last occurrence on
     vocab_size: int | None = None  # width of the logits, where it adds tokens
+    changes_nothing: bool = False  # loaded all the same, as who loaded it allowed
     has_dora: bool = False  # it cannot be combined with other adapters
     num_bytes: int = 0  # host memory
     device_bytes: int = 0  # once placed by the executor
@@ -67,6 +74,7 @@ class AdapterLevel:
     DEVICE = "device"
     HOST = "host"
     DISK = "disk"
+    LOST = "lost"  # nowhere: an engine that was started anew could not read it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,12 +30,12 @@ from plait.adapters.files import (
 )
 from plait.adapters.header import SafetensorsHeader
 from plait.adapters.identity import generation_of
-from plait.adapters.info import AdapterInfo, LoadReport
+from plait.adapters.info import CHANGES_NOTHING, AdapterInfo, LoadReport
 from plait.adapters.own_tokenizer import read_own_tokenizer
 from plait.adapters.peft_config import PeftConfig, parse_config
 from plait.adapters.plan import Layout, LowRankPlan, Plan
 from plait.adapters.planning import MAX_LISTED, make_plan
-from plait.adapters.report import change_norm, changes_nothing, is_change, make_report
+from plait.adapters.report import change_norm, is_change, make_report
 from plait.adapters.sites import ModelSites, SiteKind
 from plait.adapters.tables import BaseWeight, make_tables
 from plait.adapters.tensors import not_finite, read_tensors
@@ -65,12 +65,8 @@ def load_adapter(
     if directory.name == generation != files.generation and len(generation) == 64:
         raise AdapterStorageFailed("the stored adapter is not what was stored; load it again")
     adapter = _make(generation, files, max_rank, base_weight)
-    if not allow_zero_delta and changes_nothing(adapter):
-        raise InvalidAdapter(
-            "the adapter changes nothing: every change in it is zero, as before training; "
-            "allow_zero_delta loads it all the same",
-            report=adapter.info.report,
-        )
+    if adapter.info.changes_nothing and not allow_zero_delta:
+        raise InvalidAdapter(CHANGES_NOTHING, report=adapter.info.report)
     return adapter
 
 
@@ -176,6 +172,7 @@ def _make(generation: str, files: _Files, max_rank: int, base_weight: BaseWeight
         tower_digest=tower,
         invocation_token_ids=files.config.invocation_tokens,
         vocab_size=plan.vocab_size,
+        changes_nothing=not changes,
         has_dora=any(part.magnitude is not None for part in adapter.low_rank),
         num_bytes=report.num_bytes,
         base_model=files.config.base_model,

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from plait.adapters.info import AdapterInfo
+from plait.adapters.info import CHANGES_NOTHING, AdapterInfo
 from plait.platform.errors import (
     AdapterAlreadyLoaded,
     AdapterGenerationMismatch,
     AdapterLimitExceeded,
     AdapterNotFound,
+    InvalidAdapter,
     InvalidAdapterName,
     InvalidLoadPolicy,
 )
@@ -203,8 +204,13 @@ class AdapterRegistry:
         created: int = 0,
         owner: str = "",
     ) -> Named:
-        """Point the name at a generation that can be used. Raises as `check`."""
+        """Point the name at a generation that can be used. Raises as `check`, `InvalidAdapter`.
+
+        What changes nothing may be loaded already, by somebody who meant that.
+        """
         self.check(wish)
+        if info.changes_nothing and not wish.allow_zero_delta:
+            raise InvalidAdapter(CHANGES_NOTHING, report=info.report)
         before = self._names.get(wish.name)
         if before is None and len(self._names) >= self.max_names:
             spare = self._spare()

@@ -57,13 +57,6 @@ def _squared_norm(a: Tensor, b: Tensor) -> float:
     return float(((b.T @ b) * (a @ a.T)).sum())
 
 
-def changes_nothing(adapter: Adapter) -> bool:
-    """Whether base and adapter are the same. DoRA, rows and wholes count as changes."""
-    if any(site.change_norm > 0 for site in adapter.info.report.sites):
-        return False
-    return not adapter.rows and not adapter.wholes and not any(map(is_change, adapter.low_rank))
-
-
 def is_change(part: LowRank) -> bool:
     """Whether the part does anything; with a magnitude only the base could tell."""
     if part.magnitude is not None:

@@ -62,7 +62,10 @@ class EngineClient(Protocol):
         """
 
     async def pin_adapter(self, generation: str, *, pinned: bool) -> None:
-        """Keep a loaded generation on the device, or let it be evicted again."""
+        """Keep a loaded generation on the device, or let it be evicted again.
+
+        Raises `AdapterBytesExceeded` where the pinned would not fit.
+        """
 
     async def drop_adapter(self, generation: str) -> None:
         """No request will name the generation any more; an unknown one is no error."""

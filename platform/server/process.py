@@ -156,6 +156,7 @@ class ProcessClient:
             raise BadRequest(
                 f"request id {request.request_id} is already in flight", param="request_id"
             )
+        await self._adapters.check(use.generation for use in request.adapters)
         entry = _InFlight(remaining=request.params.n)
         self._requests[request.request_id] = entry
         try:

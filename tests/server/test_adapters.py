@@ -479,6 +479,29 @@ async def test_each_refusal_of_a_load_has_its_code(
     await ask(server, model="loaded")
 
 
+async def test_what_changes_nothing_needs_to_be_meant_under_each_name(server, engine):
+    engine.info_of = lambda generation, _: make_info(generation, changes_nothing=True)
+    await load(server, "sql", allow_zero_delta=True)
+    refused = await load(server, "again", lora_path="sql", status=400)
+    assert refused["error"]["code"] == "invalid_lora_adapter"
+    assert "allow_zero_delta" in refused["error"]["message"]
+    await load(server, "again", lora_path="sql", allow_zero_delta=True)
+
+
+async def test_a_pin_that_does_not_hold_is_refused_to_who_asked(engine, folder):
+    app = make_app(engine, adapter_dir=str(folder.parent))
+    service = app.state.context.adapters
+    await service.demand("wild")
+    engine.pin_error = AdapterBytesExceeded("no room")
+    with pytest.raises(AdapterBytesExceeded):
+        await service.pin("wild", pinned=True)
+    assert not service.registry.get("wild").pinned
+    engine.pin_error = None
+    await service.pin("wild", pinned=True)
+    assert service.registry.get("wild").pinned
+    await service.close()
+
+
 async def test_unloading_what_is_not_there_or_has_moved_on_changes_nothing(server):
     assert code(await unload(server, "x", 404)) == "lora_adapter_not_found"
     await load(server)

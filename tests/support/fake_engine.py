@@ -143,6 +143,7 @@ class FakeEngine:
         self.load_gate: asyncio.Event | None = None
         self.loads: list[tuple[str, bool, bool]] = []  # generation, pinned, allow_zero_delta
         self.directories: dict[str, Path] = {}  # where each generation was read from last
+        self.pin_error: PlaitError | None = None
         self.pins: list[tuple[str, bool]] = []
         self.dropped: list[str] = []
         self.extended: dict[str, Tokenizer] = {}
@@ -167,6 +168,8 @@ class FakeEngine:
         return info
 
     async def pin_adapter(self, generation: str, *, pinned: bool) -> None:
+        if self.pin_error is not None:
+            raise self.pin_error
         self.pins.append((generation, pinned))
 
     async def drop_adapter(self, generation: str) -> None:

@@ -146,6 +146,10 @@ class AdapterService:
             )
             await self._fit_pins({named.generation, before})
             return named
+        except PlaitError:
+            if lease is not None:  # it may be pinned by now, for a name that it does not get
+                await self._fit_pins({*lease.generations})
+            raise
         finally:
             del self._loading[wish.name]
             if lease is not None:
@@ -241,9 +245,15 @@ class AdapterService:
         return named
 
     async def pin(self, name: str, *, pinned: bool) -> Named:
-        """Keep an adapter on the device, or let it go."""
+        """Keep an adapter on the device, or let it go. Raises `AdapterBytesExceeded`."""
+        before = self.registry.get(name)
         named = self.registry.pin(name, pinned=pinned)
-        await self._fit_pins({named.generation})
+        try:
+            await self._fit_pins({named.generation})
+        except AdapterError:
+            if self.registry.generation_of(name) == named.generation:
+                self.registry.pin(name, pinned=before.pinned)
+            raise
         return named
 
     def release(self, lease: Lease) -> None:
