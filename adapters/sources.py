@@ -84,15 +84,15 @@ def find_adapter(
 def _from_hub(
     repo: str, revision: str | None, folder: str, offline: bool, limits: FileLimits
 ) -> AdapterSource:
-    import httpx
     import huggingface_hub as hub
+    from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    offline = offline or bool(hub.constants.HF_HUB_OFFLINE)
+    offline = offline or bool(constants.HF_HUB_OFFLINE)
     within = f"{folder}/" if folder else ""
     try:
         if not offline:
-            info = hub.HfApi().model_info(repo, revision=revision, files_metadata=True)
+            info = _ask(repo, revision)
             _check_files(repo, within, info.siblings or [], limits)
             revision = info.sha
         directory = hub.snapshot_download(
@@ -105,11 +105,25 @@ def _from_hub(
         raise AdapterPathNotFound(
             f"{repo} is neither a directory nor downloaded, and the hub is not asked (offline)"
         ) from None
-    except (HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError) as error:
-        raise AdapterPathNotFound(
-            f"{repo} is no directory, and the hub did not give it: {type(error).__name__}"
-        ) from None
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise _not_given(repo, error) from None
     return AdapterSource(directory=Path(directory) / folder, commit=Path(directory).name)
+
+
+def _ask(repo: str, revision: str | None) -> Any:
+    """What the hub knows of a repository."""
+    import huggingface_hub as hub
+
+    try:
+        return hub.HfApi().model_info(repo, revision=revision, files_metadata=True)
+    except Exception as error:  # noqa: BLE001 - of whichever HTTP library this release is built on
+        raise _not_given(repo, error) from None
+
+
+def _not_given(repo: str, error: Exception) -> AdapterPathNotFound:
+    return AdapterPathNotFound(
+        f"{repo} is no directory, and the hub did not give it: {type(error).__name__}"
+    )
 
 
 def _check_files(repo: str, within: str, files: list[Any], limits: FileLimits) -> None:

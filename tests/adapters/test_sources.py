@@ -103,9 +103,14 @@ def test_what_looks_like_a_path_never_reaches_the_hub(hub, where):
     assert hub.asked == []
 
 
-def test_a_hub_that_fails_is_no_fault_of_ours(hub, monkeypatch):
+class NoRouteError(Exception):
+    """What an HTTP library raises that we have never heard of."""
+
+
+@pytest.mark.parametrize("error", [OSError, NoRouteError])
+def test_a_hub_that_fails_is_no_fault_of_ours(hub, monkeypatch, error):
     def fail(*args, **kwargs):
-        raise OSError("no route")
+        raise error("no route")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
     with pytest.raises(AdapterPathNotFound, match="owner/name"):
