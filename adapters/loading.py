@@ -60,9 +60,12 @@ def load_adapter(
 
     Raises kinds of `AdapterError`, with a `report` as far as it came.
     """
-    files = _read(directory, sites, max_rank)
     # The store names a directory by what is in it.
-    if directory.name == generation != files.generation and len(generation) == 64:
+    is_stored = directory.name == generation and len(generation) == 64
+    if is_stored and not all((directory / name).is_file() for name in (CONFIG, WEIGHTS)):
+        raise AdapterStorageFailed("the stored adapter is no longer there; load it again")
+    files = _read(directory, sites, max_rank)
+    if is_stored and files.generation != generation:
         raise AdapterStorageFailed("the stored adapter is not what was stored; load it again")
     adapter = _make(generation, files, max_rank, base_weight)
     if adapter.info.changes_nothing and not allow_zero_delta:

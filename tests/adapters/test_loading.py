@@ -1,6 +1,7 @@
 """Loading from the store: limits, what was tampered with, and places that are named twice."""
 
 import json
+import shutil
 import threading
 
 import pytest
@@ -60,6 +61,11 @@ def test_what_is_loaded_is_what_was_stored(llama, tmp_path):
         with pytest.raises(AdapterStorageFailed, match="load it again"):
             load_adapter(stored.generation, stored.directory, llama[1], max_rank=8)
         path.write_bytes(whole)
+    (stored.directory / WEIGHTS).unlink()
+    for _ in ("a file is gone", "all is gone"):
+        with pytest.raises(AdapterStorageFailed, match="no longer there"):
+            load_adapter(stored.generation, stored.directory, llama[1], max_rank=8)
+        shutil.rmtree(stored.directory, ignore_errors=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
