@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -177,6 +178,8 @@ class LocalAdapters:
     def _store(self) -> AdapterStore:
         if self._opened is None:
             self._root = Path(tempfile.mkdtemp(prefix="plait-adapters-"))
+            # A script that ends without `close` leaves no copies behind either.
+            weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
             self._opened = AdapterStore(self._root)
         return self._opened
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from support.small_adapters import CONFIG, make_tensors, write_small_adapter
 
 from plait import LLM, AdapterError, AdapterNotFound, BadRequest, SamplingParams
+from plait.platform.llm_adapters import LocalAdapters
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPT = "The quick brown fox"
@@ -114,3 +116,16 @@ def test_a_bundle_brings_its_template_and_its_defaults(llm: LLM, tmp_path: Path)
     (output,) = llm.chat([{"role": "user", "content": "Hi"}], adapter="bundled")
     assert output.prompt == "<Hi>"
     assert len(output.outputs[0].token_ids) == 3
+
+
+def test_copies_are_deleted_with_their_owner_when_nobody_closes_it(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    adapters = LocalAdapters(llm._engine, llm.tokenizer, lambda: None)
+    adapters._stored(None, make_tensors(1), CONFIG)
+    (root,) = tmp_path.glob("plait-adapters-*")
+    assert list(root.iterdir())
+    del adapters
+    gc.collect()
+    assert not root.exists()
