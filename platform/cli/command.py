@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,11 +19,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from plait.platform.cli.flags import Flag
 from plait.platform.cli.settings import set_environment
 from plait.platform.cli.sources import resolve
-from plait.platform.cli.values import BOOL, SIZE, format_size
+from plait.platform.cli.values import ADAPTER, BOOL, SIZE, format_size
 from plait.platform.errors import ConfigError, PlaitError
 
 FAILED = 1
@@ -34,6 +36,24 @@ EPILOG = (
     "or a line of the --config file (max-model-len: 4096). A flag goes before a variable, a "
     "variable before the file."
 )
+
+
+# An adapter's name with where it lies, or its JSON form.
+_ADAPTER = re.compile(r"[\w.-]+=.+|\s*\{.*", re.DOTALL)
+
+
+class OneAdapterEach(TyperCommand):
+    """A command that says so where several adapters follow one flag, as other servers take them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """See click. What follows would be taken for the model, or for nothing."""
+        for param in self.params:
+            if param.metavar != ADAPTER.name.upper():
+                continue
+            for flag, first, second in zip(args, args[1:], args[2:], strict=False):
+                if flag in param.opts and _ADAPTER.fullmatch(second):
+                    ctx.fail(f"{flag} takes one adapter: repeat it, {flag} {first} {flag} {second}")
+        return super().parse_args(ctx, args)
 
 
 def with_flags(

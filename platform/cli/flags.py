@@ -13,7 +13,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from plait.platform.cli.values import ADAPTER, BY_TYPE, TEXT, Kind
+from plait.platform.cli.values import ADAPTER, BY_TYPE, TEXT, Kind, split_adapters
 from plait.platform.errors import ConfigError
 
 
@@ -73,7 +73,8 @@ class Flag:
     def read_text(self, text: str, origin: str) -> Any:
         """The checked value of a flag's or a variable's text; a list is comma-separated."""
         if self.is_list:
-            return tuple(self._read(item, origin) for item in _split(text))
+            split = split_adapters if self.value_kind is ADAPTER else _split
+            return tuple(self._read(item, origin) for item in split(text))
         return self._read(text, origin)
 
     def read_yaml(self, value: object, origin: str) -> Any:
@@ -82,6 +83,8 @@ class Flag:
             items = value if isinstance(value, list) else [value]
             if self.value_kind not in (TEXT, ADAPTER):  # which may hold commas
                 items = [part for item in items for part in _split(item)]
+            if self.value_kind is ADAPTER:  # a path may hold commas here, but a list is a list
+                items = [part for item in items for part in _json_list(item)]
             return tuple(self._read(item, origin) for item in items)
         return self._read(value, origin)
 
@@ -109,6 +112,11 @@ def _split(value: object) -> list[Any]:
     if not isinstance(value, str):
         return [value]
     return [item.strip() for item in value.split(",") if item.strip()]
+
+
+def _json_list(item: object) -> list[Any]:
+    is_list = isinstance(item, str) and item.lstrip().startswith("[")
+    return split_adapters(str(item)) if is_list else [item]
 
 
 @functools.cache

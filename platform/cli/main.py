@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from plait.platform.cli import adapters, bench, chat, check, complete, schema, serve, table, version
-from plait.platform.cli.command import EPILOG, with_flags
+from plait.platform.cli.command import EPILOG, OneAdapterEach, with_flags
 
 app = typer.Typer(
     name="plait",
@@ -15,7 +15,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command(epilog=EPILOG)(with_flags(table.SERVE, table.KNOWN)(serve.serve))
+app.command(cls=OneAdapterEach, epilog=EPILOG)(with_flags(table.SERVE, table.KNOWN)(serve.serve))
 app.command(epilog=EPILOG)(with_flags(table.CHAT, table.KNOWN)(chat.chat))
 app.command(epilog=EPILOG)(with_flags(table.COMPLETE, table.KNOWN)(complete.complete))
 app.command(epilog=EPILOG)(with_flags(table.ENGINE, table.KNOWN)(check.check))

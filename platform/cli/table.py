@@ -187,7 +187,7 @@ ADAPTERS = (
         ServerSettings,
         "Adapters",
         "adapters",
-        "Adapter to load at start: name=directory or name=hub-id. Repeatable.",
+        "Adapter to load at start: name=directory or name=hub-id. Repeat it for more.",
         aliases=("lora-modules",),
         kind=ADAPTER,
         metavar="NAME=PATH",

@@ -86,6 +86,18 @@ def parse_adapter(text: str) -> NamedSource:
     return NamedSource(name=name, source=source)
 
 
+def split_adapters(text: str) -> list[str]:
+    """Several adapters in one text: separated by commas, or vLLM's JSON, an object or a list."""
+    if text.lstrip()[:1] not in ("[", "{"):
+        return [item.strip() for item in text.split(",") if item.strip()]
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return [text]  # reading it tells what is wanted
+    items = value if isinstance(value, list) else [value]
+    return [item if isinstance(item, str) else json.dumps(item) for item in items]
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of value: how text becomes it, and which YAML types stand for it as they are."""

@@ -61,6 +61,37 @@ def test_adapters_come_from_variables_and_files_too(tmp_path):
     assert "boss" not in repr(settings(file=file))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"name": "a", "path": "x,1"}, {"name": "b", "path": "y"}]',
+        ' [{"name": "a", "path": "x,1"}, "b=y"]',
+    ],
+)
+def test_vllms_json_list_is_read_from_a_variable_and_a_flag(text):
+    both = (NamedSource(name="a", source="x,1"), NamedSource(name="b", source="y"))
+    assert settings(environ={"PLAIT_ADAPTERS": text}).adapters == both
+    assert settings({"adapters": [text]}).adapters == both
+    one = settings(environ={"PLAIT_ADAPTERS": '{"name": "a", "path": "x,1"}'})
+    assert one.adapters == both[:1]
+
+
+@pytest.mark.parametrize("text", ['[{"name": "a"}]', "[1]", '[{"name": "a", "path": "x"}'])
+def test_a_variable_that_names_no_adapters_is_refused(text):
+    with pytest.raises(ConfigError, match="PLAIT_ADAPTERS wants name=path"):
+        settings(environ={"PLAIT_ADAPTERS": text})
+
+
+@pytest.mark.parametrize("model", [[], ["model"]])
+@pytest.mark.parametrize(
+    ("flag", "second"), [("--adapters", "b=y"), ("--lora-modules", '{"name": "b", "path": "y"}')]
+)
+def test_several_adapters_behind_one_flag_are_told_to_repeat_it(model, flag, second):
+    done = runner.invoke(app, ["serve", *model, flag, "a=x", second], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert f"repeat it, {flag} a=x {flag} {second}" in done.output
+
+
 def test_vllms_flag_is_ours(monkeypatch):
     seen = []
     monkeypatch.setattr("plait.platform.cli.serve.listen_on", lambda *_: None)
