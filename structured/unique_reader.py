@@ -10,6 +10,7 @@ they go, so that nothing that follows can repeat one.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -58,8 +59,8 @@ class Reader:
     """One place in the text. Copies are cheap."""
 
     __slots__ = (
-        "_begun", "_child", "_frames", "_in_key", "_keys", "_language", "_mode", "_part", "_state",
-        "_table", "_text", "_word",
+        "_begun", "_child", "_frames", "_in_key", "_keys", "_language", "_mode", "_part", "_rivals",
+        "_state", "_table", "_text", "_word",
     )  # fmt: skip
 
     def __init__(self, table: Table) -> None:
@@ -74,6 +75,7 @@ class Reader:
         self._state = 0
         self._begun = ""  # the characters of a counted string
         self._part = b""  # of its last character
+        self._rivals: tuple[Item, ...] | None = None  # what it must not become; None: the items
         self._keys: tuple[bytes, ...] | None = None  # which the key being written must be one of
 
     def copy(self) -> Reader:
@@ -155,6 +157,9 @@ class Reader:
             self._open(is_list=byte == 91)
             return True
         row = parent.row if parent and direct else None
+        self._rivals = None
+        if parent and not direct and (rivals := self._counterparts()):
+            row, self._rivals = parent.row, rivals
         self._word, self._state, self._begun, self._part = bytearray(), 0, "", b""
         if byte == 34:
             self._mode, self._language = _STRING, row.strings if row else None
@@ -181,6 +186,9 @@ class Reader:
 
     def _ended(self) -> bool:
         """A value has ended: compare it, and all around it that cannot differ any more."""
+        if self._language is not None and not self._language.accepts(self._state):
+            return False
+        self._language = None
         if not self._frames:
             return True
         frame = self._frames[-1]
@@ -190,9 +198,6 @@ class Reader:
 
     def _take(self, frame: Frame) -> bool:
         item = Item.read(self._text[frame.start :].decode())
-        if self._language is not None and not self._language.accepts(self._state):
-            return False
-        self._language = None
         if any(item.equals(other) for other in _walk(frame.taken)):
             return False
         count = frame.taken.count if frame.taken else 0
@@ -205,27 +210,53 @@ class Reader:
 
     def _settle(self) -> bool:
         """At the last place where an item could differ, it must."""
-        for depth, frame in enumerate(self._frames[:-1]):
-            if frame.start < 0 or frame.settled:
-                continue
-            if any(inner.can_differ for inner in self._frames[depth + 1 :]):
-                continue
+        for depth in self._undecided(len(self._frames)):
             if self._repeats(depth):
                 return False
-            self._frames[depth] = frame._replace(settled=True)
+            self._frames[depth] = self._frames[depth]._replace(settled=True)
         return True
+
+    def _undecided(self, end: int) -> Iterator[int]:
+        """Lists whose current item may repeat another, and can differ by nothing that follows.
+
+        What follows in the frames from `end` on does not count.
+        """
+        for depth, frame in enumerate(self._frames[:-1]):
+            inner = self._frames[depth + 1 : end]
+            if frame.start >= 0 and not frame.settled and not any(f.can_differ for f in inner):
+                yield depth
+
+    def _places(self, depth: int, rest: bytes = b"") -> Iterator[tuple[Any, Any]]:
+        """What is written last of an item, and what stands there in earlier ones like it.
+
+        `rest` stands for what is not yet written.
+        """
+        frame, inner = self._frames[depth], self._frames[depth + 1 :]
+        if frame.taken is None:
+            return
+        text = self._text[frame.start :].rstrip(_SPACE + b",") + rest
+        text += b"".join(b"]" if each.is_list else b"}" for each in reversed(inner))
+        item = Item.read(text.decode())
+        for other in _walk(frame.taken):
+            exact = _place(item.exact, other.exact, inner)
+            found = exact or _place(item.rounded, other.rounded, inner)
+            if found is not None:
+                yield found
 
     def _repeats(self, depth: int) -> bool:
         """Whether what there is of an item is the beginning of an earlier one."""
-        frame, inner = self._frames[depth], self._frames[depth + 1 :]
-        if frame.taken is None:
-            return False
-        text = self._text[frame.start :].rstrip(_SPACE + b",")
-        text += b"".join(b"]" if each.is_list else b"}" for each in reversed(inner))
-        item = Item.read(text.decode())
-        return any(
-            _begins(item.exact, other.exact, inner) or _begins(item.rounded, other.rounded, inner)
-            for other in _walk(frame.taken)
+        return any(is_same(part, whole) for part, whole in self._places(depth))
+
+    def _counterparts(self) -> tuple[Item, ...]:
+        """What a scalar must not become, for its item would become like another."""
+        frame = self._frames[-1]
+        if frame.row is None or frame.is_list or frame.at != frame.row.last or frame.row.open:
+            return ()
+        return tuple(
+            Item.of(whole)
+            for depth in self._undecided(len(self._frames))
+            for _, whole in self._places(depth, b"null")
+            if not isinstance(whole, dict | list)
         )
 
     def _key(self) -> bool:
@@ -242,13 +273,9 @@ class Reader:
         frame = self._frames[-1]
         if frame.row is None or frame.row.open or not frame.at < frame.row.last:
             return None
-        for depth, outer in enumerate(self._frames[:-1]):
-            if outer.start < 0 or outer.settled:
-                continue
-            if any(inner.can_differ for inner in self._frames[depth + 1 : -1]):
-                continue
+        left = frame.row.order[frame.at + 1 : frame.row.last + 1]
+        for depth in self._undecided(len(self._frames) - 1):
             if self._repeats(depth):
-                left = frame.row.order[frame.at + 1 : frame.row.last + 1]
                 return tuple(json.dumps(name, ensure_ascii=False).encode() for name in left)
         return None
 
@@ -296,17 +323,27 @@ class Reader:
         """Whether a value that is not taken can still be reached."""
         assert self._language is not None, "asked of counted scalars only"
         left = self._language.num_left(self._state, first)
-        if left == float("inf"):
+        if left == math.inf:
             return True
-        taken = self._frames[-1].taken
         quoted = self._mode == _STRING
+        if not quoted and "." in self._begun:
+            left = (9 * left + 1) // 10  # with idle zeros a value has many texts
+        others = _walk(self._frames[-1].taken) if self._rivals is None else self._rivals
         similar = sum(
             isinstance(other.exact, str) == quoted
-            and other.text.startswith(self._begun)
+            and _begins(other.text, self._begun, quoted=quoted)
             and (first is None or _goes_on(other.text, self._begun, first))
-            for other in _walk(taken)
+            for other in others
         )
         return similar < left
+
+
+def _begins(text: str, begun: str, *, quoted: bool) -> bool:
+    """Whether a value may be spelled with such a beginning."""
+    if quoted or "." not in begun:
+        return text.startswith(begun)
+    padded = f"{text}{'' if '.' in text else '.'}{'0' * len(begun)}"
+    return padded.startswith(begun) or (text == "0" and not begun.strip("-0."))
 
 
 def _goes_on(text: str, begun: str, first: Ranges) -> bool:
@@ -320,24 +357,30 @@ def _walk(taken: Taken | None) -> Iterator[Item]:
         taken = taken.before
 
 
-def _begins(part: Any, whole: Any, frames: list[Frame]) -> bool:
-    """Whether a value that is being written, inside of these frames, may become the other one."""
-    if not frames:
-        return is_same(part, whole)
-    frame, inner = frames[0], frames[1:]
+def _place(part: Any, whole: Any, frames: list[Frame]) -> tuple[Any, Any] | None:
+    """The last member, inside of these frames, with its counterpart in another value.
+
+    None where the two differ before.
+    """
+    for frame in frames:
+        pairs = _pairs(part, whole, frame)
+        if pairs is None or not all(is_same(one, other) for one, other in pairs[:-1]):
+            return None
+        part, whole = pairs[-1] if pairs else (None, None)
+    return part, whole
+
+
+def _pairs(part: Any, whole: Any, frame: Frame) -> list[tuple[Any, Any]] | None:
+    """The members of a list or object that is being written, with those of another."""
     if frame.is_list:
-        if not isinstance(whole, list) or len(whole) < len(part):
-            return False
-        pairs = list(zip(part, whole, strict=False))
-    else:
-        if not isinstance(whole, dict) or not part.keys() <= whole.keys():
-            return False
-        order = frame.row.order[: frame.at + 1] if frame.row else ()
-        if any(key in whole and key not in part for key in order):
-            return False
-        pairs = [(part[key], whole[key]) for key in part]
-    *before, last = pairs or [(None, None)]
-    return all(is_same(one, other) for one, other in before) and _begins(*last, inner)
+        fits = isinstance(whole, list) and len(whole) >= len(part)
+        return list(zip(part, whole, strict=False)) if fits else None
+    if not isinstance(whole, dict) or not part.keys() <= whole.keys():
+        return None
+    order = frame.row.order[: frame.at + 1] if frame.row else ()
+    if any(key in whole and key not in part for key in order):
+        return None
+    return [(part[key], whole[key]) for key in part]
 
 
 def _point(part: bytes) -> int | None:

@@ -14,6 +14,7 @@ from plait.structured.schema.counting import Language, from_json
 from plait.structured.schema.derive import matches
 
 PLAIN = -1  # the state of values in which nothing must be unique
+_MAX_EXPONENT = 400
 _MAX_DIGITS = 4_000  # more than Python reads as an integer
 
 
@@ -31,8 +32,9 @@ class Row:
     endless: bool  # as a list, one more item
     order: tuple[str, ...]  # of a closed object's keys
     last: int  # the last of them whose value can differ without end; -1: none
-    strings: Language | None  # of items that are strings; None: any that the grammar allows
-    others: Language | None  # of items that are numbers, true, false or null
+    # Of scalars that are items, or the value of the last key; None: any that the grammar allows.
+    strings: Language | None
+    others: Language | None  # numbers, true, false, null
     size: int | None  # how many items there can be
 
     def under(self, key: str) -> int:
@@ -70,6 +72,7 @@ def load(checks: bytes) -> Table:
 
 
 def _row(found: dict[str, Any]) -> Row:
+    strings, others = found.get("scalars", (None, None))
     return Row(
         names=found["names"],
         patterns=tuple((regex.search(p), to) for p, to in found.get("patterns", ())),
@@ -81,8 +84,8 @@ def _row(found: dict[str, Any]) -> Row:
         endless=found.get("endless", False),
         order=tuple(found.get("order", ())),
         last=found.get("last", -1),
-        strings=_language(found.get("strings")),
-        others=_language(found.get("others")),
+        strings=_language(strings),
+        others=_language(others),
         size=found.get("size"),
     )
 
@@ -101,7 +104,7 @@ class Item:
     By either, equal values count as a repetition: most who read the text later do by the second.
     """
 
-    text: str  # of a string without quotes, its characters; of all else, as it is written
+    text: str  # of a string, its characters; of other scalars, their one spelling
     exact: Any
     rounded: Any
 
@@ -113,11 +116,31 @@ class Item:
             exact = json.loads(text, parse_int=_integer, parse_float=_exact)
         else:
             exact = rounded
-        return cls(rounded if isinstance(rounded, str) else text, exact, rounded)
+        return cls(_spelled(exact), exact, rounded)
+
+    @classmethod
+    def of(cls, value: Any) -> Item:
+        """That of a value by its exact reading."""
+        return cls(_spelled(value), value, value)
 
     def equals(self, other: Item) -> bool:
         """Whether JSON Schema, or its readers, see the same value in both."""
         return is_same(self.exact, other.exact) or is_same(self.rounded, other.rounded)
+
+
+def _spelled(value: Any) -> str:
+    """A scalar as languages spell it, where they do."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    if isinstance(value, dict | list):
+        return ""
+    if not value:
+        return "0"
+    if isinstance(value, Decimal) and abs(value.adjusted()) < _MAX_EXPONENT:
+        return format(value.normalize(), "f")
+    return str(value) if isinstance(value, int) else ""
 
 
 def is_same(one: Any, other: Any) -> bool:

@@ -227,16 +227,16 @@ def integers(low: int | None, high: int | None) -> Node:
 
 
 def numbers(*, negative: bool) -> Node:
-    """Numbers without exponents and idle zeros: spelled differently, they differ.
+    """Numbers without exponents.
 
     Fractions have 15 digits at most, as far as binary floating point tells all apart.
     """
     digit = Chars(DIGIT)
     nonzero = Chars(((49, 57),))
-    fractions = [seq([literal("0."), repeat(digit, 0, 13), nonzero])]
-    for size in range(1, 14):
+    fractions = [seq([literal("0."), repeat(digit, 1, 14)])]
+    for size in range(1, 15):
         whole = seq([nonzero, repeat(digit, size - 1, size - 1)])
-        fractions.append(seq([whole, literal("."), repeat(digit, 0, 14 - size), nonzero]))
+        fractions.append(seq([whole, literal("."), repeat(digit, 1, 15 - size)]))
     some = alt([seq([nonzero, repeat(digit, 0, None)]), *fractions])
     return alt([literal("0"), seq([alt([EMPTY, literal("-")]), some]) if negative else some])
 

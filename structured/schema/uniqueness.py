@@ -75,6 +75,7 @@ class _Table:
         self._defs = schema.get("$defs", {}) if isinstance(schema, dict) else {}
         self._nodes: list[Node] = []
         self._numbers: dict[str, int] = {}
+        self._known: dict[int, int] = {}
         self._flat: dict[int, State] = {}
         self._rows: dict[State, _Row] = {}
         self._endless: dict[State, bool] = {}
@@ -135,11 +136,14 @@ class _Table:
         return found
 
     def _number(self, node: Node) -> int:
-        key = json.dumps(node)  # shared definitions may have been copied
-        if key not in self._numbers:
-            self._numbers[key] = len(self._nodes)
-            self._nodes.append(node)
-        return self._numbers[key]
+        if id(node) not in self._known:
+            self._keep.append(node)
+            key = json.dumps(node)  # shared definitions may have been copied
+            if key not in self._numbers:
+                self._numbers[key] = len(self._nodes)
+                self._nodes.append(node)
+            self._known[id(node)] = self._numbers[key]
+        return self._known[id(node)]
 
     def _members(self, state: State) -> list[Node]:
         return [self._nodes[number] for number in sorted(state)]
@@ -191,8 +195,9 @@ class _Table:
             self._prove_items(row.items)
         strings = next((each.strings for each in found if each.strings), None)
         others = next((each.others for each in found if each.others), None)
-        row.facts["strings"] = strings.as_json() if strings else None
-        row.facts["others"] = others.as_json() if others else None
+        row.facts["scalars"] = _languages(
+            dataclasses.replace(found[0], strings=strings, others=others)
+        )
         if len(found) == 1 and not math.isinf(found[0].size):
             if max(node.get("minItems", 0) for node in lists) > found[0].size:
                 raise NotProven(f"its items have only {found[0].size} values", "lower 'minItems'")
@@ -270,19 +275,16 @@ class _Table:
 
     def _find_endless(self, state: State) -> bool:
         nodes = self._members(state)
-        if not nodes or items.listed(nodes):
-            return False
-        kinds = {kind for node in nodes for kind in items.types_of(node)}
         objects, lists = items.of_type(nodes, "object"), items.of_type(nodes, "array")
         try:
-            return (
-                kinds <= {"string", "object", "array"}
-                and all(map(items.is_free, items.of_type(nodes, "string")))
-                and (not objects or self._is_open(objects) or self._last(objects) is not None)
-                and (not lists or self._lists_endless(lists))
-            )
+            found = items.scalars(nodes)
         except NotProven:
             return False
+        return (
+            (found.free or math.isinf(found.size) or bool(objects or lists))
+            and (not objects or self._is_open(objects) or self._last(objects) is not None)
+            and (not lists or self._lists_endless(lists))
+        )
 
     # --- the table ---
 
@@ -322,6 +324,8 @@ class _Table:
         names = {name: number(inner) for name, inner in row.names.items()}
         if closed:
             found["order"] = list(objects[0].get("properties", {}))
+            last = self._members(list(row.names.values())[found["last"]])
+            found["scalars"] = _languages(items.scalars(last))
         else:
             found.pop("last", None)
         patterns = [(pattern, number(inner)) for pattern, inner in row.patterns]
@@ -333,6 +337,10 @@ class _Table:
         if row.prefix:
             found["prefix"] = [number(inner) for inner in row.prefix]
         return found
+
+
+def _languages(found: Scalars) -> list[Any]:
+    return [each and each.as_json() for each in (found.strings, found.others)]
 
 
 def _closure(start: list[State], arrows: dict[State, list[State]]) -> set[State]:
