@@ -63,7 +63,6 @@ def inspect(
 def look_at(path: str, model: str | None, *, offline: bool = False) -> dict[str, Any]:
     """What was found, as JSON has it."""
     from plait.adapters.loading import inspect_adapter
-    from plait.adapters.report import changes_nothing
     from plait.adapters.sources import find_adapter
 
     try:
@@ -76,7 +75,7 @@ def look_at(path: str, model: str | None, *, offline: bool = False) -> dict[str,
         if dataclasses.is_dataclass(error.report) and not isinstance(error.report, type):
             found["report"] = dataclasses.asdict(error.report)
         return found
-    return _facts(adapter, is_zero=changes_nothing(adapter))
+    return _facts(adapter, is_zero=adapter.info.changes_nothing)
 
 
 def _sites(model: str | None) -> SitesOf:
