@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from plait.structured.router import Route, route
 from plait.structured.spec import GrammarKind, GrammarSpec
+from plait.structured.unique import Uniqueness
 
 END = 256
 BYTES = [*(bytes([i]) for i in range(256)), b"<end>"]
@@ -93,8 +94,22 @@ class LlguidanceText:
         return taken == len(data) and matcher.is_accepting()
 
 
+class UniqueText:
+    """A grammar's texts, but for those that are vetoed."""
+
+    def __init__(self, found: Route, inner) -> None:
+        self._checks, self._inner = found.checks, inner
+
+    def accepts(self, text: str | bytes) -> bool:
+        if not self._inner.accepts(text):
+            return False
+        data = text.encode() if isinstance(text, str) else text
+        return Uniqueness(self._checks).accept(data)
+
+
 def acceptor(found: Route):
-    return (XgrammarText if found.backend == "xgrammar" else LlguidanceText)(found)
+    inner = (XgrammarText if found.backend == "xgrammar" else LlguidanceText)(found)
+    return UniqueText(found, inner) if found.checks else inner
 
 
 def accepts(schema, value, **fields) -> bool:
