@@ -41,6 +41,7 @@ _CHUNK = 1 << 20
 _PICKLES = ("adapter_model.bin", "adapter_model.pt", "pytorch_model.bin")
 _SHARDS = "adapter_model.safetensors.index.json"
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -257,13 +258,20 @@ def refuse_other_formats(directory: int) -> None:
 
 
 def parse_json(data: bytes, name: str, limits: FileLimits) -> Any:
-    """JSON without duplicate keys, deep nesting, NaN or infinities. Raises `InvalidAdapter`."""
+    """JSON without duplicate keys, deep nesting, NaN, infinities, or text that is no Unicode.
+
+    Raises `InvalidAdapter`.
+    """
     if _depth(data) > limits.json_depth:
         raise InvalidAdapter(f"{name} nests deeper than {limits.json_depth} levels")
     try:
-        return json.loads(
+        content = json.loads(
             data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
         )
+        if _SURROGATE.search(data):
+            # Half of a pair cannot be written as UTF-8, and so not be told to another process.
+            json.dumps(content, ensure_ascii=False).encode()
+        return content
     except (ValueError, RecursionError) as error:
         raise InvalidAdapter(f"{name} is not JSON: {str(error)[:200]}") from None
 

@@ -153,6 +153,7 @@ class _Reader:
             return []
         try:
             entries = _member(self._files[TOKENIZER].decode("utf-8"), "added_tokens")
+            json.dumps(entries, ensure_ascii=False).encode()  # half of a surrogate pair is no text
         except (ValueError, RecursionError) as error:
             raise InvalidAdapter(f"{TOKENIZER} is not JSON: {str(error)[:200]}") from None
         if entries is None:

@@ -118,6 +118,8 @@ BROKEN_CONFIGS = {
     "key twice": b'{"r": 2, "r": 3}',
     "not a number": b'{"lora_alpha": NaN}',
     "a number of many digits": b'{"r": ' + b"1" * 5000 + b"}",
+    "half of a surrogate pair": rb'{"base_model_name_or_path": "x/\ud800"}',
+    "half of a pair, reversed": rb'{"target_modules": ["q_proj", "\udC00\ud800"]}',
     "nested": b'{"rank_pattern": ' + b'{"a": ' * 80 + b"1" + b"}" * 81,
 }
 

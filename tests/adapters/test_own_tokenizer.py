@@ -117,6 +117,8 @@ BROKEN = {
     "flag of another kind": {
         "tokenizer__json": {"added_tokens": [{"id": 3, "content": "a", "special": "yes"}]}
     },
+    "text that is none": {"tokenizer__json": {"added_tokens": [{"id": 3, "content": "\ud800"}]}},
+    "end token that is none": {"tokenizer_config__json": {"eos_token": "\ud800"}},
     "long text": {"added_tokens__json": {"a" * 2000: 300}},
     "long template": {"chat_template__jinja": "a" * 300_000},
     "no object": {"tokenizer_config__json": []},
