@@ -144,7 +144,7 @@ class LLM:
         several = _several(prompts)
         asked = [
             _Asked(
-                prompt=prompt, params=one, adapter=adapter, spec=constraint and constraint.spec()
+                prompt=prompt, params=one, adapter=adapter, spec=None if constraint is None else constraint.spec()
             )
             for prompt, one, adapter, constraint in zip(
                 several,

@@ -31,7 +31,7 @@ def each_constraint(given: Constraints, count: int) -> list[StructuredOutputs | 
     """One constraint for each of `count` prompts. Raises `BadRequest`."""
     if given is None or isinstance(given, StructuredOutputs):
         return [given] * count
-    listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [0]
+    listed: list[Any] = list(given) if isinstance(given, Sequence) else [given]
     if any(each is not None and not isinstance(each, StructuredOutputs) for each in listed):
         raise BadRequest(
             "structured_outputs is a StructuredOutputs, one for all or one each",

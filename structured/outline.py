@@ -250,7 +250,9 @@ def _json(schema: Any, spec: GrammarSpec, options: dict[str, Any]) -> Route:
     found = normalise(schema, spec)
     if found.refusals:
         raise refused(found.refusals[0], spec.param)
-    return by_llguidance(found, spec, options)
+    route = by_llguidance(found, spec, options)
+    assert not route.checks, "what is kept beside a grammar is refused inside of another"
+    return route
 
 
 # --- words of the grammar ---
