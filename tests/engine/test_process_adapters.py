@@ -14,7 +14,7 @@ from support.peft_adapters import make_adapter
 from plait.adapters.info import AdapterInfo, AdapterLevel
 from plait.platform.config import Options
 from plait.platform.core import AdapterUse, Request, SamplingParams
-from plait.platform.errors import InvalidAdapter
+from plait.platform.errors import AdapterStorageFailed, InvalidAdapter
 from plait.platform.server.process import ProcessClient
 
 pytestmark = pytest.mark.anyio
@@ -85,3 +85,33 @@ async def test_an_adapter_is_served_and_survives_the_engine(
     assert await answer(client, "again", info) == with_adapter
     await client.drop_adapter(info.generation)
     await until(lambda: info.generation not in client.adapter_states)
+
+
+async def test_what_a_new_engine_cannot_read_is_lost_until_it_can(
+    client: ProcessClient,
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("plait.platform.server.adapters.engine_side.RETRY_S", 0.05)
+    path = make_adapter(checkpoint("llama"), tmp_path / "a", r=4, target_modules=["v_proj"])
+    info = await client.load_adapter("c" * 64, str(path))
+    wanted = await answer(client, "first", info)
+    path.rename(tmp_path / "away")
+    assert client.engine_pid is not None
+    os.kill(client.engine_pid, signal.SIGKILL)
+    await until(lambda: not client.ready)
+    await until(lambda: client.ready)
+    with pytest.raises(AdapterStorageFailed, match="retry"):
+        await answer(client, "second", info)
+    assert client.adapter_states[info.generation].level == AdapterLevel.LOST
+    assert len(await answer(client, "base")) == 12
+    (tmp_path / "away").rename(path)
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                assert await answer(client, "third", info) == wanted
+                break
+            except AdapterStorageFailed:
+                await asyncio.sleep(0.01)
+    await client.drop_adapter(info.generation)
