@@ -255,7 +255,7 @@ def _check(row: Floats, best: int) -> None:
 
 def _is_sparse(row: Floats) -> bool:
     """Whether choosing among the possible tokens alone is quicker."""
-    return 8 * np.count_nonzero(row > -np.inf) < len(row)
+    return bool(8 * np.count_nonzero(row > -np.inf) < len(row))
 
 
 def _mask(

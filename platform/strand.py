@@ -57,6 +57,7 @@ class Strand(Protocol):
 
     def begin(self, now_s: float) -> None:
         """A plan begins at `now_s` of the engine's clock: let what became ready take effect."""
+        del now_s
 
     def admit(self, sequence: Sequence) -> bool:
         """Reserve what the sequence needs to run; False: not yet, let others pass.
@@ -84,6 +85,7 @@ class Strand(Protocol):
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until something that is under way has come further, or the time is over."""
+        del timeout_s
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """Raise AssertionError unless exactly the sequences in `running` hold reservations."""

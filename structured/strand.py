@@ -72,6 +72,7 @@ class GrammarStrand(Strand):
         self._held: dict[int, _Held] = {}
         self._filler = MaskFiller()
         self._job: MaskJob | None = None  # that may be using matchers
+        self._num_rows = 1  # sampled in the last constrained step, without drafts
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._open_seconds = self._mask_seconds = self._wait_seconds = 0.0
         self._num_drafted = self._num_accepted = 0  # of sequences that have ended
@@ -153,6 +154,7 @@ class GrammarStrand(Strand):
         if not entries and not faults:
             return None
         self._join()
+        self._num_rows = first_row - sum(len(entry.drafts) for entry in entries)
         self._job = self._filler.start(entries, first_row)
         return GrammarMasks(self._job, entries, places, faults, self._masked)
 
@@ -175,7 +177,7 @@ class GrammarStrand(Strand):
         held = self._held.get(sequence.seq_id)
         if held is None or not self._force:
             return []
-        limit = min(limit, MAX_DRAFTS, held.acceptance.worthwhile)
+        limit = min(limit, MAX_DRAFTS, held.acceptance.worthwhile(self._num_rows))
         if limit <= 0:
             return []
         self._join()

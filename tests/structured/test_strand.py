@@ -381,19 +381,25 @@ def test_forced_text_costs_fewer_steps() -> None:
     assert counts[True] < 0.6 * counts[False]
 
 
-def test_a_model_that_spells_otherwise_is_left_alone_after_some_drafts() -> None:
+def test_drafts_of_a_model_that_spells_otherwise_cost_little() -> None:
+    names = [f"{'ab' * 6}{i}" for i in range(12)]
     schema = {
         "type": "object",
-        "properties": {f"{'ab' * 6}{i}": {"const": 1} for i in range(12)},
-        "required": [f"{'ab' * 6}{i}" for i in range(12)],
+        "properties": {name: {"const": 1} for name in names},
+        "required": names,
         "additionalProperties": False,
     }
-    text = "{" + ",".join(f'"{name}":1' for name in schema["required"]) + "}"
-    engine, strand = make_engine(spells(text, list(text.encode())), max_model_len=300, num_blocks=128)
-    engine.add(request("a", compiled(GrammarKind.JSON_SCHEMA, schema), max_tokens=250))
+    text = "{" + ",".join(f'"{name}":1' for name in names) + "}"
+    tokens = vocabulary().encode(text)
+    engine, strand = make_engine(spells(text, tokens), num_blocks=128, max_model_len=200)
+    # Forced text is taken for single bytes, which this model hardly ever chooses.
+    strand._make_vocabulary = lambda: replace(vocabulary(), encode=lambda text: [*text.encode()])
+    engine.add(request("a", compiled(GrammarKind.JSON_SCHEMA, schema), max_tokens=len(tokens)))
     events = drain(engine, strand)
-    assert text_of(answers(events)["a", 0][0]) == text
-    assert 0 < events[-1].num_draft_tokens < 0.6 * len(text)
+    assert answers(events)["a", 0][:2] == (tuple(tokens), f"{FinishReason.STOP}:None")
+    end = events[-1]
+    wrong = end.num_draft_tokens - end.num_accepted_tokens
+    assert wrong / 7 < end.num_accepted_tokens + 3  # the steps that they cost, and that they saved
 
 
 def test_acceptance_counts_only_what_was_read() -> None:
@@ -402,12 +408,14 @@ def test_acceptance_counts_only_what_was_read() -> None:
     for token in (1, 2, 9, 4):
         acceptance.saw(token)
     assert (acceptance.num_drafted, acceptance.num_accepted) == (4, 2)
-    before = acceptance.worthwhile
+    before = acceptance.worthwhile(1)
     acceptance.saw(5)  # no draft stands there
-    assert acceptance.worthwhile == before
+    assert acceptance.worthwhile(1) == before > acceptance.worthwhile(8)
     for _ in range(40):
         acceptance.verifying((1,))
         acceptance.saw(2)
-    assert acceptance.worthwhile == 0
-
-
+    assert acceptance.worthwhile(1) == 0
+    for _ in range(400):
+        acceptance.verifying((1, 2))
+        acceptance.saw(1)
+    assert acceptance.worthwhile(256) > 1

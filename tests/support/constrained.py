@@ -157,7 +157,7 @@ def drawn(seed: int, count: int) -> list[Request]:
             request(
                 f"{name}-{i}",
                 grammars().get(name),
-                prompt=tuple(b"Give the same prefix: ")[: rng.randrange(4, 23)] + (i % 5,),
+                prompt=(*b"Give the same prefix: "[: rng.randrange(4, 23)], i % 5),
                 max_tokens=rng.choice([3, 12, 48]),
                 temperature=rng.choice([0.0, 0.7, 1.5]),
                 seed=i,

@@ -10,8 +10,17 @@ import numpy as np
 import torch
 
 from plait.platform.batch import StepBatch
-from plait.platform.core import Request, SamplingParams, Sequence, Span, StepPlan, StepResult
+from plait.platform.core import (
+    CompiledGrammar,
+    Request,
+    SamplingParams,
+    Sequence,
+    Span,
+    StepPlan,
+    StepResult,
+)
 from plait.platform.sampling import Sampler
+from plait.platform.strand import RowMasks
 
 PROMPT = (3, 1, 4, 1, 5)
 LogitsOf = Callable[[tuple[int, ...]], np.ndarray]  # a history's logits, [V] fp32
@@ -25,6 +34,7 @@ def make_sequence(
     seed: int = 0,
     bad_words: tuple[tuple[int, ...], ...] = (),
     vocab_size: int | None = None,
+    grammar: CompiledGrammar | None = None,
     **params: Any,
 ) -> Sequence:
     if bad_words:
@@ -35,6 +45,7 @@ def make_sequence(
         params=SamplingParams(**({"max_tokens": 1000} | params)),
         bad_word_token_ids=bad_words,
         vocab_size=vocab_size,
+        grammar=grammar,
     )
     return Sequence(
         seq_id=seq_id, request=request, index=0, arrival=seq_id, tokens=[*prompt, *output],
@@ -56,7 +67,9 @@ class Model:
         return torch.from_numpy(np.stack([self._logits_of(self.histories[r]) for r in rows]))
 
 
-def run_step(sampler: Sampler, model: Model, spans: SequenceOf[Span]) -> StepResult:
+def run_step(
+    sampler: Sampler, model: Model, spans: SequenceOf[Span], masks: RowMasks | None = None
+) -> StepResult:
     """One step over `spans`, as the engine calls the sampler."""
     model.histories = []
     sample_rows: list[int] = []
@@ -78,7 +91,8 @@ def run_step(sampler: Sampler, model: Model, spans: SequenceOf[Span]) -> StepRes
         image_rows=none, num_drafts=none,
     )  # fmt: skip
     hidden = torch.zeros(len(model.histories), 1)
-    return sampler.sample(StepPlan(step_id=0, spans=tuple(spans)), batch, hidden, model)
+    plan = StepPlan(step_id=0, spans=tuple(spans))
+    return sampler.sample(plan, batch, hidden, model, masks)
 
 
 def decode_span(seq: Sequence, drafts: tuple[int, ...] = ()) -> Span:
