@@ -177,14 +177,14 @@ class AdapterRegistry:
         expected, current = wish.expected_generation, self._names.get(wish.name)
         if expected is not None and not wish.replace:
             raise InvalidLoadPolicy(
-                "expected_generation says what to replace: it needs load_inplace: true",
+                "expected_generation says what to replace: it needs load_inplace (in LLM: replace)",
                 param="expected_generation",
             )
         _check_expected(wish.name, expected, current)
         if current is not None and not wish.replace:
             raise AdapterAlreadyLoaded(
                 f"adapter {wish.name!r} is loaded already: unload it, or replace it with "
-                "load_inplace: true",
+                "load_inplace: true (in LLM: replace=True)",
                 param="lora_name",
             )
         if current is None and len(self._names) >= self.max_names and self._spare() is None:

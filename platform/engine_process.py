@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -96,8 +96,12 @@ class Link:
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: FromEngine) -> None:
-        """Queue a frame; never waits."""
-        self._socket.send(self._encoder.encode(message))
+        """Queue a frame; never waits. Text that is no Unicode has its faults written out."""
+        try:
+            frame = self._encoder.encode(message)
+        except UnicodeEncodeError:
+            frame = self._encoder.encode(_readable(msgspec.to_builtins(message)))
+        self._socket.send(frame)
 
     def receive(self, *, timeout_ms: int) -> ToEngine | None:
         """The next message, or None when none came in time."""
@@ -110,6 +114,17 @@ class Link:
         """Send what is queued, for at most two seconds, and close."""
         self._socket.close()
         self._context.term()
+
+
+def _readable(value: Any) -> Any:
+    """A message's content with lone surrogates, which no frame can carry, as escapes."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_readable(key): _readable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_readable(each) for each in value]
+    return value
 
 
 def _start(link: Link, start: Start) -> Engine:
