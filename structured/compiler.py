@@ -74,6 +74,7 @@ class Compiler:
 
     def compile_route(self, route: Routed) -> CompiledGrammar:
         """Compile what has been routed."""
+        backends.check_version(route.backend)
         backend = self._backend(route.backend)
         payload = backend.compile(route.kind, route.content, route.options)
         if len(payload) > MAX_PAYLOAD_BYTES:

@@ -31,7 +31,7 @@ class Taken(NamedTuple):
 
     item: Item
     before: Taken | None
-    count: int
+    number: int  # of items
 
 
 class Frame(NamedTuple):
@@ -182,7 +182,7 @@ class Reader:
         self._child = row.at(at + 1) if row else PLAIN
         self._frames[-1] = frame._replace(at=at)
         size = row.size if row and row.unique else None
-        return size is None or frame.taken is None or frame.taken.count < size
+        return size is None or frame.taken is None or frame.taken.number < size
 
     def _ended(self) -> bool:
         """A value has ended: compare it, and all around it that cannot differ any more."""
@@ -200,7 +200,7 @@ class Reader:
         item = Item.read(self._text[frame.start :].decode())
         if any(item.equals(other) for other in _walk(frame.taken)):
             return False
-        count = frame.taken.count if frame.taken else 0
+        count = frame.taken.number if frame.taken else 0
         self._frames[-1] = frame._replace(taken=Taken(item, frame.taken, count + 1), start=-1)
         if not self._items():
             self._text.clear()

@@ -68,10 +68,11 @@ class Table:
 def load(checks: bytes) -> Table:
     """The table in `CompiledGrammar.checks`."""
     found = json.loads(checks)
-    return Table(found["root"], tuple(map(_row, found["states"])))
+    languages = [from_json(each) for each in found["languages"]]
+    return Table(found["root"], tuple(_row(each, languages) for each in found["states"]))
 
 
-def _row(found: dict[str, Any]) -> Row:
+def _row(found: dict[str, Any], languages: list[Language]) -> Row:
     strings, others = found.get("scalars", (None, None))
     return Row(
         names=found["names"],
@@ -84,14 +85,10 @@ def _row(found: dict[str, Any]) -> Row:
         endless=found.get("endless", False),
         order=tuple(found.get("order", ())),
         last=found.get("last", -1),
-        strings=_language(strings),
-        others=_language(others),
+        strings=None if strings is None else languages[strings],
+        others=None if others is None else languages[others],
         size=found.get("size"),
     )
-
-
-def _language(found: dict[str, Any] | None) -> Language | None:
-    return from_json(found) if found else None
 
 
 # --- items ---

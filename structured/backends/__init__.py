@@ -7,7 +7,10 @@ that a parser is only asked what both answer alike.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Protocol
+
+from plait.platform.errors import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,6 +89,24 @@ def version(name: str) -> str:
     from importlib.metadata import version as installed
 
     return installed(name)
+
+
+# What its masks were proven with, by the suite and the property tests; xgrammar's own list is in
+# `schema.prove`, and without it everything goes to llguidance.
+LLGUIDANCE_FROM, LLGUIDANCE_BELOW = (1, 9, 1), (2,)
+
+
+def check_version(name: str) -> None:
+    """Raise `Unsupported` for a version that nothing is known of."""
+    if name != "llguidance":
+        return
+    installed = version(name)
+    numbers = tuple(int(part) for part in re.findall(r"\d+", installed)[:3])
+    if not LLGUIDANCE_FROM <= numbers < LLGUIDANCE_BELOW:
+        raise Unsupported(
+            f"constrained answers are not served with llguidance {installed}, whose masks are not "
+            "tested: install llguidance>=1.9.1,<2"
+        )
 
 
 def create(name: str, vocabulary: Vocabulary, *, only_compiles: bool = False) -> Backend:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from plait.structured.schema.derive import derivative, nullable, representatives
@@ -25,9 +26,11 @@ from plait.structured.schema.regex import (
     complement,
     repeat,
     seq,
+    walk,
 )
 
 MAX_STATES = 600
+MAX_STEPS = 1_000_000  # states times characters to tell apart times parts: some 0.2 s
 
 # What JSON strings hold in llguidance's one spelling: no control characters but those with a short
 # escape, and no halves of surrogate pairs.
@@ -97,7 +100,8 @@ class Lengths:
         if room >= 3:
             return math.inf
         least = max(0, self.low - state)
-        return sum(_NUM_SPELLABLE**more for more in range(least, room + 1))
+        counts: list[float] = [float(_NUM_SPELLABLE**more) for more in range(least, room + 1)]
+        return sum(counts)
 
     def as_json(self) -> dict[str, Any]:
         """See `Automaton`."""
@@ -135,10 +139,12 @@ def of_words(texts: Sequence[str]) -> Automaton:
     return Automaton(accepting, arrows, _counted(accepting, arrows), tuple(texts))
 
 
+@lru_cache(maxsize=256)
 def build(nodes: tuple[Node, ...], alphabet: Ranges = SPELLABLE) -> Automaton | None:
     """The automaton of the texts in all the languages; None where it is large, or empty."""
     points = representatives(nodes)
     ends = [*(point - 1 for point in points[1:]), MAX_CHAR]
+    size = sum(1 for node in nodes for _ in walk(node))
     states = {nodes: 0}
     arrows: list[list[tuple[int, int, int]]] = []
     waiting = [nodes]
@@ -154,7 +160,7 @@ def build(nodes: tuple[Node, ...], alphabet: Ranges = SPELLABLE) -> Automaton | 
                 states[after] = len(states)
                 waiting.append(after)
             arrows[-1] += [(a, b, states[after]) for a, b in kept]
-        if len(states) > MAX_STATES:
+        if len(states) > MAX_STATES or len(states) * len(points) * size > MAX_STEPS:
             return None
     accepting = [all(map(nullable, state)) for state in states]
     return _alive(accepting, arrows)

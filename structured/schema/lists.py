@@ -93,6 +93,11 @@ def _containing(reader: Reader, branch: Branch, atom: Contains) -> list[Shape]:
     frame = _merged(reader, tuple(a for a in branch if not isinstance(a, Contains | Unique)))
     if frame is None:
         return []
+    if not frame.prefix and reader.is_empty(reader.both(frame.rest, reader.denied(atom.formula))):
+        # All items are of the kind anyway.
+        low = atom.start + atom.low if atom.low else 0
+        high = None if atom.high is None else atom.start + atom.high
+        return shapes(reader, joined(branch, (Count(low, high),)))
     options = _arrangements(reader, frame, atom)
     if options is None:
         why = "in a list of any length, some items cannot be held to be of a kind"

@@ -351,6 +351,9 @@ def parse(pattern: str) -> Node:
 @lru_cache(maxsize=1024)
 def search(pattern: str) -> Node:
     """The language of all whole strings in which the pattern is found. Raises `RegexError`."""
+    ahead, rest = _looking_ahead(pattern)
+    if ahead:
+        return _restricted(search(f"^{rest}"), ahead)
     return alt([_surrounded(parts, before=ANY, after=ANY) for parts in _spread(parse(pattern))])
 
 
@@ -358,6 +361,56 @@ def search(pattern: str) -> Node:
 def fullmatch(pattern: str) -> Node:
     """The language of all strings that the pattern matches from end to end."""
     return alt([_surrounded(parts, before=EMPTY, after=EMPTY) for parts in _spread(parse(pattern))])
+
+
+def _looking_ahead(pattern: str) -> tuple[list[tuple[bool, str]], str]:
+    """The lookaheads at the very start of a pattern, each wanted or not, and what follows them."""
+    ahead, at = list[tuple[bool, str]](), 1
+    while pattern[:1] == "^" and pattern[at : at + 3] in ("(?=", "(?!"):
+        end = _group_end(pattern, at + 1)
+        if end is None:
+            break
+        ahead.append((pattern[at + 2] == "=", pattern[at + 3 : end]))
+        at = end + 1
+    rest = pattern[at:]
+    # Beside another option the lookahead would not hold for all.
+    return (ahead, rest) if _group_end(rest + ")", 0, options=False) == len(rest) else ([], "")
+
+
+def _group_end(pattern: str, at: int, *, options: bool = True) -> int | None:
+    """Where the parenthesis closes that is open at `at`; None if nowhere, or behind an option."""
+    depth, in_class = 1, False
+    while at < len(pattern):
+        char = pattern[at]
+        if char == "\\":
+            at += 1
+        elif in_class:
+            in_class = char != "]"
+        elif char == "[":
+            in_class = True
+        elif char == "|" and depth == 1 and not options:
+            return None
+        elif char in "()":
+            depth += 1 if char == "(" else -1
+            if depth == 0:
+                return at
+        at += 1
+    return None
+
+
+def _restricted(node: Node, ahead: list[tuple[bool, str]]) -> Node:
+    """The strings of a language whose beginnings are, or are not, of others."""
+    from plait.structured.schema import automata
+
+    nodes: list[Node | None] = [node]
+    for wanted, inner in ahead:
+        found = search(f"^(?:{inner})")
+        nodes.append(found if wanted else automata.complement(found))
+    known = tuple(each for each in nodes if each is not None)
+    joint = automata.intersection(known) if len(known) == len(nodes) else None
+    if joint is None:
+        raise RegexError("lookaround that takes too many words without", 1)
+    return joint
 
 
 def _spread(node: Node) -> list[list[Node]]:

@@ -19,6 +19,7 @@ from plait.structured.schema.items import Node, NotProven, Scalars
 from plait.structured.schema.refusal import Refusal
 
 MAX_STATES = 2_000
+MAX_BYTES = 512 * 1024
 PLAIN = -1  # the state of values in which nothing must be unique
 _REF = "#/$defs/"
 _FREE: Node = {}
@@ -45,9 +46,15 @@ def plan(schema: Any, *, whole: bool) -> Plan:
     except NotProven as error:
         at = table.refusing
         return Plan(schema, b"", (Refusal(at, "uniqueItems", error.why, error.instead),))
-    checks = json.dumps({"root": table.root, "states": table.rows()}, separators=(",", ":"))
     _strip(schema)
-    return Plan(schema, checks.encode() if table.root != PLAIN else b"")
+    if table.root == PLAIN:
+        return Plan(schema)
+    found = {"root": table.root, "states": table.rows(), "languages": table.languages}
+    checks = json.dumps(found, separators=(",", ":")).encode()
+    if len(checks) > MAX_BYTES:
+        why = "its strings take too much room to be counted"
+        return Plan(schema, b"", (Refusal(table.refusing, "uniqueItems", why, "list fewer"),))
+    return Plan(schema, checks)
 
 
 @dataclass(slots=True)
@@ -80,6 +87,7 @@ class _Table:
         self._rows: dict[State, _Row] = {}
         self._endless: dict[State, bool] = {}
         self._keep: list[Any] = []
+        self.languages: list[dict[str, Any]] = []
         self.refusing = ""
         self.root = PLAIN
 
@@ -195,7 +203,7 @@ class _Table:
             self._prove_items(row.items)
         strings = next((each.strings for each in found if each.strings), None)
         others = next((each.others for each in found if each.others), None)
-        row.facts["scalars"] = _languages(
+        row.facts["scalars"] = self._number_languages(
             dataclasses.replace(found[0], strings=strings, others=others)
         )
         if len(found) == 1 and not math.isinf(found[0].size):
@@ -312,6 +320,19 @@ class _Table:
         """The states as plain data."""
         return [self._plain(self._rows[state], state) for state in self._index]
 
+    def _number_languages(self, found: Scalars) -> list[int | None]:
+        """Their numbers in `languages`, in which each is once."""
+        numbers: list[int | None] = []
+        for each in (found.strings, found.others):
+            if each is None:
+                numbers.append(None)
+                continue
+            plain = each.as_json()
+            if plain not in self.languages:
+                self.languages.append(plain)
+            numbers.append(self.languages.index(plain))
+        return numbers
+
     def _plain(self, row: _Row, state: State) -> dict[str, Any]:
         index = self._index
 
@@ -325,7 +346,7 @@ class _Table:
         if closed:
             found["order"] = list(objects[0].get("properties", {}))
             last = self._members(list(row.names.values())[found["last"]])
-            found["scalars"] = _languages(items.scalars(last))
+            found["scalars"] = self._number_languages(items.scalars(last))
         else:
             found.pop("last", None)
         patterns = [(pattern, number(inner)) for pattern, inner in row.patterns]
@@ -337,10 +358,6 @@ class _Table:
         if row.prefix:
             found["prefix"] = [number(inner) for inner in row.prefix]
         return found
-
-
-def _languages(found: Scalars) -> list[Any]:
-    return [each and each.as_json() for each in (found.strings, found.others)]
 
 
 def _closure(start: list[State], arrows: dict[State, list[State]]) -> set[State]:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from support.grammars import accepts, compact, vocabulary
 
-from plait.platform.errors import BadRequest, GrammarTooComplex, InvalidGrammar
+from plait.platform.errors import BadRequest, GrammarTooComplex, InvalidGrammar, Unsupported
+from plait.structured import backends
 from plait.structured import compiler as compiling
 from plait.structured.compiler import Compiler, compile_route
 from plait.structured.matcher import MatcherStore
@@ -104,3 +105,17 @@ def test_a_process_that_only_compiles_loads_no_torch():
         "assert not {'torch', 'transformers'} & set(sys.modules), 'loaded'\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(
+    ("installed", "served"), [("1.9.1", True), ("1.10.0", True), ("1.7.6", False), ("2.0.0", False)]
+)
+def test_versions_of_llguidance_that_are_not_tested_are_refused_by_name(
+    monkeypatch, installed, served
+):
+    monkeypatch.setattr(backends, "version", lambda _: installed)
+    if served:
+        backends.check_version("llguidance")
+    else:
+        with pytest.raises(Unsupported, match=f"llguidance {installed}"):
+            backends.check_version("llguidance")
