@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
+from plait.platform.errors import InvalidSchema
 from plait.structured.schema.atoms import Alternatives, Atom, Branch
 
 Prune = Callable[[Alternatives], Alternatives]
@@ -13,6 +14,13 @@ _MANY = 16
 
 ALWAYS: Alternatives = [()]
 NEITHER: Alternatives = []
+
+
+class Circle(InvalidSchema):
+    """A schema is asked for what it is while that is being found out.
+
+    An error only where nothing but the schema itself stands between.
+    """
 
 
 class TooManyBranches(Exception):

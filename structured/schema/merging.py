@@ -22,6 +22,7 @@ from plait.structured.schema.atoms import (
     Values,
     values_of,
 )
+from plait.structured.schema.branches import Circle
 from plait.structured.schema.derive import disjoint, without
 from plait.structured.schema.holding import all_hold
 from plait.structured.schema.refusal import Refusal, Undecidable
@@ -67,12 +68,16 @@ class Merger:
             return False
         self._open.add(formula)
         reader = self._reader
-        empty = all(
-            self.is_dead(branch, kind)
-            for kind in TYPES
-            for branch in reader.branches(formula, kind)
-        )
-        self._open.discard(formula)
+        try:
+            empty = all(
+                self.is_dead(branch, kind)
+                for kind in TYPES
+                for branch in reader.branches(formula, kind)
+            )
+        except Circle:
+            return False  # it is a part of what is being read
+        finally:
+            self._open.discard(formula)
         self._empty[formula] = empty
         return empty
 

@@ -23,6 +23,7 @@ from plait.structured.schema.atoms import (
 from plait.structured.schema.branches import (
     ALWAYS,
     NEITHER,
+    Circle,
     TooManyBranches,
     conjunction,
     union,
@@ -133,14 +134,18 @@ class Reader:
         if key in self._known:
             return self._known[key]
         if key in self._open:
-            raise self.invalid(literal.pointer, "the schema refers to itself without end")
+            at = literal.pointer or "/"
+            message = f"{at}: the schema refers to itself without end"
+            raise Circle(message, param=self.document.param)
         self._open.add(key)
-        with self._bounded(literal.pointer):
-            if literal.positive:
-                found = self._affirm(literal.pointer, kind, apart)
-            else:
-                found = self._deny(literal.pointer, kind)
-        self._open.discard(key)
+        try:
+            with self._bounded(literal.pointer):
+                if literal.positive:
+                    found = self._affirm(literal.pointer, kind, apart)
+                else:
+                    found = self._deny(literal.pointer, kind)
+        finally:
+            self._open.discard(key)
         self._known[key] = found
         return found
 
