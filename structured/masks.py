@@ -33,8 +33,6 @@ class MaskEntry:
     matcher: Matcher  # not to be used by others before the result is there
     first_row: int  # of its sample rows among those of the step
     drafts: tuple[int, ...] = ()
-    # So many of its rows, from the first, must not end the text if it can go on (min_tokens).
-    num_open_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,21 +131,5 @@ def _internal(error: Exception) -> InternalError:
 
 
 def _fill_entry(entry: MaskEntry, rows: Mask) -> int:
-    vocabulary = entry.matcher.vocabulary
-    own = rows[:, : vocabulary.num_words]
-    num_legal = entry.matcher.fill_drafts(entry.drafts, own)
-    for row in own[: min(entry.num_open_rows, num_legal + 1)]:
-        keep_open(row, vocabulary.end_mask)
-    return num_legal
-
-
-def keep_open(row: Mask, end_mask: Mask) -> bool:
-    """Forbid end tokens if any other token is allowed; tells whether that was so.
-
-    Where nothing else may follow they stay, or the sequence could neither end nor go on.
-    """
-    others = row & ~end_mask
-    if not others.any():
-        return False
-    row[:] = others
-    return True
+    own = rows[:, : entry.matcher.vocabulary.num_words]
+    return entry.matcher.fill_drafts(entry.drafts, own)

@@ -58,17 +58,6 @@ def test_entries_of_both_libraries_share_a_batch_with_free_rows():
     assert torch.isfinite(part).nonzero().tolist() == [[0, r], [1, u]]
 
 
-def test_min_tokens_forbids_an_end_only_where_the_text_can_go_on():
-    for name in BACKENDS:
-        m = matcher(name, GrammarKind.REGEX, "ab?")
-        m.accept(ord("a"))
-        entry = MaskEntry(matcher=m, first_row=0, drafts=(ord("b"),), num_open_rows=2)
-        masks = fill_masks([entry], 2)
-        assert [bits(row) for row in masks.mask] == [{ord("b")}, ENDS]
-        free = fill_masks([MaskEntry(matcher=m, first_row=0)], 1)
-        assert bits(free.mask[0]) == {ord("b"), *ENDS}
-
-
 def test_a_matcher_that_breaks_down_takes_no_other_with_it():
     class Broken:
         complete = False

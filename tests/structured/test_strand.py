@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,13 @@ from support.constrained import (
     request,
     text_of,
 )
+from support.fake_adapters import AdapterFiles
 from support.grammars import END, FIRST_LONGER, OTHER_END, vocabulary
 
-from plait.platform.core import CompiledGrammar, Event, FinishReason, Request
+from plait.adapters.pool import AdapterPool
+from plait.adapters.strand import AdapterStrand
+from plait.platform.core import AdapterUse, CompiledGrammar, Event, FinishReason, Request
+from plait.platform.engine import Engine
 from plait.platform.errors import GrammarFault
 from plait.structured.acceptance import Acceptance
 from plait.structured.matcher import Matcher, MatcherStore
@@ -280,6 +285,43 @@ def test_a_request_whose_grammar_nobody_enforces_is_not_answered() -> None:
     (event,) = drain(engine, strand)
     assert event.finish_reason is FinishReason.ERROR
     assert event.token_ids == ()
+
+
+# --- with adapters -----------------------------------------------------------------------------
+
+
+def with_adapters(root: Path, asked: list[Request]) -> list[Event]:
+    """Four adapters, of which two at a time have room; then all are there to be asked for."""
+    engine, strand = make_engine()
+    root.mkdir()
+    files = AdapterFiles(root)
+    pool = AdapterPool(engine._executor, files.load, device_bytes=40, host_bytes=200)
+    strands = (strand, AdapterStrand(pool, drain_s=0.02))
+    engine = Engine(engine.config, engine._executor, None, strands=strands, adapters=pool)
+    for letter in "abcd":
+        engine.load_adapter(files.write(letter, device_bytes=20, kv_digest=letter * (letter > "b")))
+    while engine.is_loading:
+        assert engine.step() == []
+        assert all(answer.error is None for answer in engine.take_adapter_results())
+    for one in asked:
+        engine.add(one)
+    return drain(engine, strand)
+
+
+def test_adapters_and_grammars_meet_in_one_batch(tmp_path: Path) -> None:
+    asked = []
+    for i, one in enumerate(drawn(11, 16)):
+        letter = "abcd "[i % 5].strip()
+        kv_digest = letter * (letter > "b")
+        use = (AdapterUse(generation=letter, kv_digest=kv_digest),) if letter else ()
+        asked.append(replace(one, adapters=use))
+    together = with_adapters(tmp_path / "together", asked)
+    assert check_finished(together) > 5
+    alone = {}
+    for i, one in enumerate(asked):
+        alone |= answers(with_adapters(tmp_path / str(i), [one]))
+    assert answers(together) == alone
+    assert alone != answers(run([replace(one, adapters=()) for one in asked]))
 
 
 # --- faults ------------------------------------------------------------------------------------
