@@ -80,6 +80,32 @@ SHAPES = {
             {"type": "array", "items": {"enum": ["row", "column"]}},
         ]
     },
+    "values that may hold the like": {
+        "definitions": {
+            "value": {
+                "oneOf": [
+                    {"type": ["string", "number"]},
+                    {"type": "array", "items": {"$ref": "#/definitions/value"}},
+                    {
+                        "type": "object",
+                        "required": ["kind"],
+                        "properties": {"kind": {"const": "map"}},
+                        "additionalProperties": {"$ref": "#/definitions/value"},
+                    },
+                    {
+                        "type": "object",
+                        "required": ["kind", "of"],
+                        "properties": {
+                            "kind": {"const": "one"},
+                            "of": {"$ref": "#/definitions/value"},
+                        },
+                        "additionalProperties": False,
+                    },
+                ]
+            }
+        },
+        "$ref": "#/definitions/value",
+    },
     "names but one": {
         "type": "array",
         "items": {"type": "string", "pattern": "^(?!all$)[a-z]+$"},
