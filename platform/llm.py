@@ -144,7 +144,10 @@ class LLM:
         several = _several(prompts)
         asked = [
             _Asked(
-                prompt=prompt, params=one, adapter=adapter, spec=None if constraint is None else constraint.spec()
+                prompt=prompt,
+                params=one,
+                adapter=adapter,
+                spec=None if constraint is None else constraint.spec(),
             )
             for prompt, one, adapter, constraint in zip(
                 several,
@@ -285,7 +288,10 @@ class LLM:
                 params = with_defaults(SamplingParams(), None if only is None else only.bundle)
             if asked.chat is not None:
                 params = asked.chat.params(params)
-            grammar = None if asked.spec is None else self._grammars.compile(asked.spec)
+            grammar = None
+            if asked.spec is not None:
+                width = max((one.info.vocab_size or 0 for one in chosen), default=0)
+                grammar = self._grammars.compile(asked.spec, tokenizer, width)
             request = self._intake.request(
                 request_id=f"llm-{next(self._ids)}",
                 prompt_token_ids=ids,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from plait.platform.core import CompiledGrammar, SamplingParams
     from plait.platform.outputs import CompletionOutput
     from plait.platform.tokenizer import Tokenizer
+    from plait.structured.added import Vocabularies
     from plait.structured.pool import CompilePool
     from plait.structured.spec import GrammarSpec
 
@@ -52,14 +53,22 @@ class LocalGrammars:
         self._tokenizer = tokenizer
         self._model = model
         self._pool: CompilePool | None = None
+        self._vocabularies: Vocabularies | None = None
 
-    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Waits for it. Raises what the compilers refuse, with the place."""
-        if self._pool is None:
-            self._pool = self._opened(spec)
-        return self._pool.compile_blocking(spec)
+    def compile(self, spec: GrammarSpec, tokenizer: Tokenizer, width: int = 0) -> CompiledGrammar:
+        """For the tokens that `tokenizer` has, as far as logits of `width` reach.
 
-    def _opened(self, spec: GrammarSpec) -> CompilePool:
+        Waits for it. Raises what the compilers refuse, with the place.
+        """
+        if self._pool is None or self._vocabularies is None:
+            self._pool, self._vocabularies = self._opened(spec)
+        vocabulary = self._vocabularies.base
+        if tokenizer is not self._tokenizer:
+            vocabulary = self._vocabularies.of(tokenizer, width)
+        return self._pool.compile_blocking(spec, vocabulary=vocabulary)
+
+    def _opened(self, spec: GrammarSpec) -> tuple[CompilePool, Vocabularies]:
+        from plait.structured.added import Vocabularies
         from plait.structured.pool import CompilePool, PoolSettings
         from plait.structured.vocabulary import Vocabulary
 
@@ -69,8 +78,8 @@ class LocalGrammars:
                 "not end; leave it out",
                 param=spec.param,
             )
-        vocabulary = Vocabulary.of_model(self._tokenizer, self._model)
-        return CompilePool(vocabulary, PoolSettings(has_spare=False))
+        vocabularies = Vocabularies(Vocabulary.of_model(self._tokenizer, self._model))
+        return CompilePool(vocabularies.base, PoolSettings(has_spare=False)), vocabularies
 
     def close(self) -> None:
         """End the compiler."""

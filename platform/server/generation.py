@@ -204,7 +204,10 @@ async def generation(
                 made = await context.in_pool(make_prompts, room)
                 make_prompts = partial(_same, made)
                 grammar = await context.grammars.compile(
-                    constrain(made[0]), tenant=call.tenant, time_left_s=call.time_left_s()
+                    constrain(made[0]),
+                    target=call.target,
+                    tenant=call.tenant,
+                    time_left_s=call.time_left_s(),
                 )
             prompts, requests = await context.in_pool(
                 _requests, context, call, params, make_prompts, room, grammar

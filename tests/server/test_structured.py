@@ -252,7 +252,7 @@ async def test_a_client_that_goes_away_while_its_grammar_compiles_holds_no_place
         def close(self):
             pass
 
-    context.grammars._pool = Slow()
+    context.grammars._pool = Slow()  # as if it had been started
     async with app.router.lifespan_context(app), http_client(app) as client:
         async with Connection(app, CHAT, body(CHAT, guided_regex="a")) as connection:
             await asyncio.wait_for(began.wait(), 5)

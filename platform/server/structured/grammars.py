@@ -11,8 +11,10 @@ from plait.platform.errors import DeadlineExceeded, Overloaded, Unsupported
 
 if TYPE_CHECKING:
     from plait.platform.core import CompiledGrammar
+    from plait.platform.server.adapters.resolve import Target
     from plait.platform.server.client import EngineClient
     from plait.platform.tokenizer import Tokenizer
+    from plait.structured.added import Vocabularies
     from plait.structured.pool import CompilePool, PoolStats
     from plait.structured.spec import GrammarSpec
     from plait.structured.vocabulary import Vocabulary
@@ -29,35 +31,43 @@ class Grammars:
         self._tokenizer = tokenizer
         self._observe = observe
         self._pool: CompilePool | None = None
+        self._vocabularies: Vocabularies | None = None
         self._lock = threading.Lock()
         self._closed = False
 
     async def compile(
-        self, spec: GrammarSpec, *, tenant: str, time_left_s: float | None
+        self, spec: GrammarSpec, *, target: Target, tenant: str, time_left_s: float | None
     ) -> CompiledGrammar:
-        """The compiled grammar; waits for it while others run.
+        """The compiled grammar, for the tokens that `target` has; waits for it while others run.
 
         Raises the pool's errors, `Unsupported` for a model without an end token,
         `DeadlineExceeded`.
         """
-        pool = self._pool
+        pool, vocabulary = self._pool, None
         if pool is None:  # reading the vocabulary takes a moment; not on the loop
             pool = await asyncio.to_thread(self._opened, spec.param)
+        if target.tokenizer is not self._tokenizer and self._vocabularies is not None:
+            vocabulary = await asyncio.to_thread(
+                self._vocabularies.of, target.tokenizer, target.vocab_size
+            )
+        compiling = pool.compile(spec, tenant=tenant, vocabulary=vocabulary)
         try:
-            return await asyncio.wait_for(pool.compile(spec, tenant=tenant), time_left_s)
+            return await asyncio.wait_for(compiling, time_left_s)
         except TimeoutError:
             raise DeadlineExceeded(
                 "the request's timeout passed while its grammar was compiled"
             ) from None
 
     def _opened(self, param: str) -> CompilePool:
+        from plait.structured.added import Vocabularies
         from plait.structured.pool import CompilePool
 
         with self._lock:
             if self._closed:
                 raise Overloaded("the server shuts down")
             if self._pool is None:
-                self._pool = CompilePool(self._vocabulary(param), observe=self._observe)
+                self._vocabularies = Vocabularies(self._vocabulary(param))
+                self._pool = CompilePool(self._vocabularies.base, observe=self._observe)
                 self._pool.start()
             return self._pool
 
