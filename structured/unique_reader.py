@@ -129,6 +129,8 @@ class Reader:
         return self._between(byte)
 
     def _between(self, byte: int) -> bool:
+        if byte in b"]}," and not self._frames:
+            return False  # which no grammar allows either
         if byte in b"]}":
             self._frames.pop()
             self._log(bytes((byte,)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any
@@ -104,6 +104,13 @@ class Item:
     text: str  # of a string, its characters; of other scalars, their one spelling
     exact: Any
     rounded: Any
+    key: Any = field(init=False)  # equal for equal values
+    rounded_key: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", _key(self.exact))
+        same = self.rounded is self.exact
+        object.__setattr__(self, "rounded_key", self.key if same else _key(self.rounded))
 
     @classmethod
     def read(cls, text: str) -> Item:
@@ -122,7 +129,7 @@ class Item:
 
     def equals(self, other: Item) -> bool:
         """Whether JSON Schema, or its readers, see the same value in both."""
-        return is_same(self.exact, other.exact) or is_same(self.rounded, other.rounded)
+        return self.key == other.key or self.rounded_key == other.rounded_key
 
 
 def _spelled(value: Any) -> str:
@@ -138,6 +145,17 @@ def _spelled(value: Any) -> str:
     if isinstance(value, Decimal) and abs(value.adjusted()) < _MAX_EXPONENT:
         return format(value.normalize(), "f")
     return str(value) if isinstance(value, int) else ""
+
+
+def _key(value: Any) -> Any:
+    """A value that can be hashed, and in which true is not 1."""
+    if isinstance(value, bool):
+        return ("bool", value)
+    if isinstance(value, list):
+        return ("list", *map(_key, value))
+    if isinstance(value, dict):
+        return ("dict", frozenset((name, _key(inner)) for name, inner in value.items()))
+    return value
 
 
 def is_same(one: Any, other: Any) -> bool:
