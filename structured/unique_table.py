@@ -129,7 +129,7 @@ class Item:
 
     def equals(self, other: Item) -> bool:
         """Whether JSON Schema, or its readers, see the same value in both."""
-        return self.key == other.key or self.rounded_key == other.rounded_key
+        return bool(self.key == other.key or self.rounded_key == other.rounded_key)
 
 
 def _spelled(value: Any) -> str:
