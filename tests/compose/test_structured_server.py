@@ -68,6 +68,7 @@ def test_openai_parses_into_pydantic_models(client: openai.OpenAI) -> None:
         (choice,) = answer.choices
         assert isinstance(choice.message.parsed, City)
         assert choice.finish_reason == "stop"
+        assert answer.usage.completion_tokens_details.model_extra["forced_tokens"] > 0
 
 
 def test_required_and_named_tools_are_called_streamed_and_whole(client: openai.OpenAI) -> None:
