@@ -11,6 +11,7 @@ from support.fake_engine import FakeEngine, make_config
 from support.http_app import MESSAGES, Connection, http_client, make_app, sse_events
 
 from plait.platform.messages import Stats
+from plait.platform.server.access import Access
 from plait.platform.server.admission import DrainRate
 from plait.platform.server.errors import sanitise
 from plait.platform.server.metrics import LagMeter
@@ -282,7 +283,7 @@ async def test_aborted_sequences_are_counted(app, engine):
         await connection.next_message()
         connection.hang_up()
         await connection.ended()
-    text = app.state.context.metrics.render().decode()
+    text = app.state.context.metrics.render(Access()).decode()
     assert 'finished_reason="abort",model_name="fake-model"} 2.0' in text
     assert 'status="499"' in text
 
