@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from plait.adapters.files import BUNDLE
 from plait.platform.core import InvalidParameter, SamplingParams
 from plait.platform.errors import BadRequest, ConfigError, InvalidAdapter
+from plait.structured.requests import read_constraint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from plait.adapters.info import AdapterInfo
     from plait.adapters.store import StoredAdapter
     from plait.platform.tokenizer import Tokenizer
-
-_NOT_SERVED = ("response_format", "draft_adapter")
+    from plait.structured.spec import GrammarSpec
 
 
 def tokenizer_of(
@@ -46,13 +46,20 @@ def tokenizer_of(
 
 
 def _check_bundle(bundle: Bundle) -> None:
-    for name in _NOT_SERVED:
-        if getattr(bundle, name) is not None:
-            raise InvalidAdapter(f"{BUNDLE}: {name} is not served yet: take it out")
+    if bundle.draft_adapter is not None:
+        raise InvalidAdapter(f"{BUNDLE}: draft_adapter is not served: take it out")
     try:
         with_defaults(SamplingParams(), bundle)
-    except InvalidParameter as error:
+        bundled_constraint(bundle)
+    except (InvalidParameter, BadRequest) as error:
         raise InvalidAdapter(f"{BUNDLE}: {error}") from None
+
+
+def bundled_constraint(bundle: Bundle | None) -> GrammarSpec | None:
+    """What answers with the adapter must obey where a request says nothing of it."""
+    if bundle is None or bundle.response_format is None:
+        return None
+    return read_constraint({"response_format": bundle.response_format})
 
 
 def fit_tokenizer(

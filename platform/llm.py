@@ -181,7 +181,7 @@ class LLM:
         adapters = per_prompt(adapter, len(many))
         constraints = each_constraint(structured_outputs, len(many))
         chats = [
-            chat_prompt(self._adapters.tokenizer(one), conversation, template, constraint)
+            self._chat_prompt(conversation, one, template, constraint)
             for conversation, one, constraint in zip(many, adapters, constraints, strict=True)
         ]
         asked = [
@@ -226,7 +226,7 @@ class LLM:
         """`stream` for one conversation; calls come as text, in the model's own markup."""
         (one,) = per_prompt(adapter, 1)
         (constraint,) = each_constraint(structured_outputs, 1)
-        chat = chat_prompt(self._adapters.tokenizer(one), messages, template, constraint)
+        chat = self._chat_prompt(messages, one, template, constraint)
         yield from self._deltas(self._asked(chat, one, params))
 
     def encode_chat(
@@ -256,6 +256,20 @@ class LLM:
 
     # --- requests ---
 
+    def _chat_prompt(
+        self,
+        messages: Messages,
+        adapter: Adapter,
+        template: Mapping[str, Any],
+        constraint: StructuredOutputs | None,
+    ) -> ChatPrompt:
+        tokenizer = self._adapters.tokenizer(adapter)
+        if constraint is not None:
+            spec = constraint.spec()
+        else:
+            spec = None if template.get("tools") else self._adapters.constraint(adapter)
+        return chat_prompt(tokenizer, messages, template, spec)
+
     def _asked(self, chat: ChatPrompt, adapter: Adapter, params: SamplingParams | None) -> _Asked:
         tokenizer = self._adapters.tokenizer(adapter)
         ids = tokenizer.encode(chat.text, add_special_tokens=False)
@@ -284,14 +298,15 @@ class LLM:
             tokenizer = self._adapters.tokenizer(adapter)
             text, ids = _tokenize(prompt, tokenizer)
             if params is None:
-                only = self._adapters.only(chosen)
-                params = with_defaults(SamplingParams(), None if only is None else only.bundle)
+                params = with_defaults(SamplingParams(), self._adapters.bundle(adapter))
             if asked.chat is not None:
                 params = asked.chat.params(params)
-            grammar = None
-            if asked.spec is not None:
+            spec, grammar = asked.spec, None
+            if spec is None and asked.chat is None:
+                spec = self._adapters.constraint(adapter)
+            if spec is not None:
                 width = max((one.info.vocab_size or 0 for one in chosen), default=0)
-                grammar = self._grammars.compile(asked.spec, tokenizer, width)
+                grammar = self._grammars.compile(spec, tokenizer, width)
             request = self._intake.request(
                 request_id=f"llm-{next(self._ids)}",
                 prompt_token_ids=ids,

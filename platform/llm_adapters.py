@@ -16,7 +16,12 @@ from plait.adapters.composition import Chosen, compose
 from plait.adapters.registry import AdapterRegistry, Lease, Named, Wish
 from plait.adapters.sources import find_adapter
 from plait.adapters.store import AdapterStore, StoredAdapter
-from plait.platform.bundles import fit_tokenizer, tokenizer_for, tokenizer_of
+from plait.platform.bundles import (
+    bundled_constraint,
+    fit_tokenizer,
+    tokenizer_for,
+    tokenizer_of,
+)
 from plait.platform.errors import (
     AdapterError,
     AdapterUnavailable,
@@ -28,8 +33,10 @@ from plait.platform.errors import (
 from plait.platform.messages import AdapterLoaded, LoadAdapter
 
 if TYPE_CHECKING:
+    from plait.adapters.bundle import Bundle
     from plait.platform.engine import Engine
     from plait.platform.tokenizer import Tokenizer
+    from plait.structured.spec import GrammarSpec
 
 # A name, several with their scales, or the base alone.
 Adapter = str | Sequence[tuple[str, float]] | None
@@ -154,17 +161,18 @@ class LocalAdapters:
         lease.release()
         self._sweep()
 
-    def only(self, chosen: tuple[Chosen, ...]) -> Named | None:
-        """The adapter whose bundle counts: several could contradict each other."""
-        return self._registry.get(chosen[0].name) if len(chosen) == 1 else None
+    def bundle(self, adapter: Adapter) -> Bundle | None:
+        """The bundle that counts: of one adapter, as several could contradict each other."""
+        names = _names(adapter)
+        return self._registry.get(names[0]).bundle if len(names) == 1 else None
+
+    def constraint(self, adapter: Adapter) -> GrammarSpec | None:
+        """What answers with an adapter must obey where nothing else is asked."""
+        return bundled_constraint(self.bundle(adapter))
 
     def tokenizer(self, adapter: Adapter) -> Tokenizer:
         """The tokenizer of prompts and answers with an adapter, with its chat template."""
-        names = (
-            [adapter]
-            if isinstance(adapter, str)
-            else [name for name, scale in adapter or () if scale]
-        )
+        names = _names(adapter)
         infos = [self._registry.get(name).info for name in names]
         found = [
             (Chosen(name=name, info=info), self._tokenizers[info.generation])
@@ -243,3 +251,9 @@ def _not_an_adapter(value: Any) -> BadRequest:
         f"{str(value)[:80]!r}",
         param="adapter",
     )
+
+
+def _names(adapter: Adapter) -> list[str]:
+    if isinstance(adapter, str):
+        return [adapter]
+    return [name for name, scale in adapter or () if scale]

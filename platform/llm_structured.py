@@ -123,13 +123,12 @@ def chat_prompt(
     tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
     template: Mapping[str, Any],
-    constraint: StructuredOutputs | None,
+    spec: GrammarSpec | None,
 ) -> ChatPrompt:
     """Render a conversation. `template` may have tools, tool_choice and parallel_tool_calls."""
     options = dict(template)
     tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
     wish = read_tools(tools, choice, options.pop("parallel_tool_calls", None))
-    spec = None if constraint is None else constraint.spec()
     plan = ReplyPlan.of(tokenizer, spec, wish)
     shown = wish if wish is not None and wish.callable else None
     text = _render(tokenizer, messages, options, shown)

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 from support.small_adapters import CONFIG, make_tensors, write_small_adapter
 
-from plait import LLM, AdapterError, AdapterNotFound, BadRequest, SamplingParams
+from plait import (
+    LLM,
+    AdapterError,
+    AdapterNotFound,
+    BadRequest,
+    SamplingParams,
+    StructuredOutputs,
+)
 from plait.platform.llm_adapters import LocalAdapters
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -109,13 +116,23 @@ def test_a_bundle_brings_its_template_and_its_defaults(llm: LLM, tmp_path: Path)
     bundle = {
         "chat_template": "{% for m in messages %}<{{ m.content }}>{% endfor %}",
         "sampling": {"temperature": 0, "max_tokens": 3},
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "sign", "schema": {"enum": [1, 2]}},
+        },
     }
     directory = write_small_adapter(tmp_path / "bundled", 1)
     (directory / "plait_adapter.json").write_text(json.dumps(bundle))
     llm.load_adapter("bundled", directory)
     (output,) = llm.chat([{"role": "user", "content": "Hi"}], adapter="bundled")
     assert output.prompt == "<Hi>"
-    assert len(output.outputs[0].token_ids) == 3
+    assert output.outputs[0].text in ("1", "2")
+    (output,) = llm.generate("Hi", adapter="bundled")
+    assert output.outputs[0].text in ("1", "2")
+    asked = StructuredOutputs(regex="a{9}")
+    (output,) = llm.generate("Hi", adapter="bundled", structured_outputs=asked)
+    assert output.outputs[0].finish_reason == "length"
+    assert output.outputs[0].text == "aaa"
 
 
 def test_copies_are_deleted_with_their_owner_when_nobody_closes_it(

@@ -448,6 +448,7 @@ async def test_what_the_engine_refuses_keeps_its_code(server, engine, error, sta
         ({"lora_path": "empty"}, 400, "invalid_lora_adapter"),
         ({"lora_path": "cut"}, 400, "invalid_lora_adapter"),
         ({"lora_path": "formatted"}, 400, "invalid_lora_adapter"),
+        ({"lora_path": "drafting"}, 400, "invalid_lora_adapter"),
         ({"expected_generation": "0" * 64}, 400, "invalid_lora_load_policy"),
         ({"expected_generation": "0" * 64, "load_inplace": True}, 409, "lora_generation_mismatch"),
         ({"expected_generation": "0"}, 400, "invalid_request_body"),
@@ -468,7 +469,8 @@ async def test_each_refusal_of_a_load_has_its_code(
     (folder / "pickle" / "adapter_model.bin").write_bytes(b"\x80\x04.")
     write_adapter(folder / "cut", 1.0)
     (folder / "cut" / "adapter_model.safetensors").write_bytes(weights(1)[:-3])
-    write_adapter(folder / "formatted", 1.0, response_format={"type": "json_object"})
+    write_adapter(folder / "formatted", 1.0, response_format={"type": "xml"})
+    write_adapter(folder / "drafting", 1.0, draft_adapter="small")
     fields = {key: below(v) if key == "lora_path" else v for key, v in fields.items()}
     body = {"lora_name": "new", "lora_path": "files/sql"} | fields
     answer = await server.post(LOAD, json=body, headers=ADMIN)
@@ -705,6 +707,20 @@ async def test_a_bundle_speaks_where_the_request_is_silent(server, engine, folde
     assert (params.temperature, params.max_tokens, params.stop) == (1.0, 5, ("?",))
     tokens = (await server.post("/tokenize", json=body)).json()["tokens"]
     assert tuple(tokens) == request.prompt_token_ids
+
+
+async def test_a_bundles_format_holds_where_the_request_has_none(server, engine, folder):
+    write_adapter(folder / "sql", 1.0, response_format={"type": "json_object"})
+    await load(server)
+    for path, body in (
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/completions", {"prompt": "Hello"}),
+    ):
+        await server.post(path, json=body | {"model": "sql"})
+        assert engine.requests[-1].grammar is not None
+        free = body | {"model": "sql", "response_format": {"type": "text"}}
+        await server.post(path, json=free)
+        assert engine.requests[-1].grammar is None
 
 
 @pytest.mark.parametrize(
