@@ -264,10 +264,9 @@ class LLM:
         constraint: StructuredOutputs | None,
     ) -> ChatPrompt:
         tokenizer = self._adapters.tokenizer(adapter)
-        if constraint is not None:
-            spec = constraint.spec()
-        else:
-            spec = None if template.get("tools") else self._adapters.constraint(adapter)
+        spec = None if constraint is None else constraint.spec()
+        if spec is None and not template.get("tools"):
+            spec = self._adapters.constraint(adapter)
         return chat_prompt(tokenizer, messages, template, spec)
 
     def _asked(self, chat: ChatPrompt, adapter: Adapter, params: SamplingParams | None) -> _Asked:
