@@ -19,6 +19,7 @@ from plait.platform.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from plait.adapters.pool import AdapterPool
+    from plait.adapters.sites import ModelSites
     from plait.platform.engine import Engine
     from plait.platform.executor import Executor
     from plait.platform.strand import Strand
@@ -37,6 +38,7 @@ class Started:
 
     engine: Engine
     tokenizer: Tokenizer
+    sites: ModelSites  # where adapters can change the model
     phases: dict[str, float]
     facts: dict[str, object] = field(default_factory=dict)
 
@@ -87,6 +89,7 @@ def start_engine(options: Options, on_phase: OnPhase = lambda _phase, _seconds: 
     return Started(
         engine=engine,
         tokenizer=tokenizer,
+        sites=executor.sites,
         phases=phases,
         facts={
             "arithmetic": list(fit.arithmetic),

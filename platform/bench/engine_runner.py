@@ -11,6 +11,7 @@ from plait.platform.core import FinishReason, Request, SamplingParams
 from plait.platform.errors import InternalError
 
 if TYPE_CHECKING:
+    from plait.adapters.info import AdapterInfo
     from plait.platform.engine import Engine
     from plait.platform.intake import Intake
 
@@ -18,11 +19,19 @@ if TYPE_CHECKING:
 class EngineRunner:
     """Steps an engine until a batch is answered. Nothing of an earlier batch is reused."""
 
-    name = "plait"
-
-    def __init__(self, engine: Engine, intake: Intake) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        intake: Intake,
+        *,
+        name: str = "plait",
+        adapters: Sequence[AdapterInfo] = (),
+    ) -> None:
+        """With `adapters`, each request uses the next of them."""
+        self.name = name
         self._engine = engine
         self._intake = intake
+        self._adapters = adapters
         self._num_runs = 0
 
     def run(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> Timing:
@@ -43,13 +52,18 @@ class EngineRunner:
         params = SamplingParams(temperature=0, max_tokens=output_tokens, ignore_eos=True)
         return [
             self._intake.request(
-                request_id=f"{self._num_runs}-{index}",
+                request_id=f"{self.name}-{self._num_runs}-{index}",
                 prompt_token_ids=prompt,
                 params=params,
-                cache_salt=str(self._num_runs),  # no block of another run matches
+                cache_salt=f"{self.name} {self._num_runs}",  # no block of another run matches
+                adapters=self._adapter(index),
             )
             for index, prompt in enumerate(prompts)
         ]
+
+    def _adapter(self, index: int) -> list[tuple[AdapterInfo, float]]:
+        found = self._adapters
+        return [(found[index % len(found)], 1.0)] if found else []
 
     def _answer(self, requests: Sequence[Request]) -> Iterator[tuple[int, int, float]]:
         """(request, number of tokens, moment) of everything that the steps produce."""

@@ -51,6 +51,17 @@ class LocalEngine:
             source = str(model_path())
         return TransformersRunner(source, self._config.model.dtype, revision=self._options.revision)
 
+    def with_adapters(self, count: int, rank: int) -> Runner:
+        """The same engine, where each request of a batch has one of `count` random adapters."""
+        from plait.platform.bench.random_adapters import load_random_adapters
+
+        return EngineRunner(
+            self._started.engine,
+            Intake(self._config, self._started.tokenizer),
+            name=f"{count} adapters",
+            adapters=load_random_adapters(self._started, count=count, rank=rank),
+        )
+
     def facts(self) -> dict[str, Any]:
         """What a report says about model and machine."""
         model, scheduler = self._config.model, self._config.scheduler

@@ -34,7 +34,7 @@ def throughput(*, flags: Resolved) -> None:
     measuring, batches = flags.build(Measuring), flags.build(Batches)
     options = _options(flags, measuring, max(batches.batch_sizes))
     # Runs on one core can be compared; more cores bring the host's moods in.
-    engine = _local_engine(flags, options, one_core=batches.compare is not None)
+    engine = _local_engine(flags, options, one_core=batches.compares)
     from plait.platform.bench.report import throughput_table
     from plait.platform.bench.throughput import Plan, measure
 
@@ -47,6 +47,8 @@ def throughput(*, flags: Resolved) -> None:
         seed=measuring.bench_seed,
     )
     runners: list[Any] = [engine.runner]
+    if batches.random_adapters:
+        runners.append(engine.with_adapters(batches.random_adapters, batches.adapter_rank))
     if batches.compare:
         runners.append(engine.transformers_peer())
     results = measure(plan, runners, engine.prompts(measuring.prompt_file), _tell)

@@ -69,6 +69,13 @@ class Batches:
 
     batch_sizes: tuple[int, ...] = (1, 8, 32)
     compare: str | None = None
+    random_adapters: int = 0
+    adapter_rank: int = 16
+
+    @property
+    def compares(self) -> bool:
+        """Whether several take turns, so that ratios are wanted."""
+        return self.compare is not None or self.random_adapters > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +311,7 @@ MEASURING = (
 CORES = (
     _measure(
         "cores",
-        'Cores to run on, such as "0,1". Default: all; one with --compare.',
+        'Cores to run on, such as "0,1". Default: all; one where runs are compared.',
         low=0,
         metavar="LIST",
     ),
@@ -326,6 +333,14 @@ BATCHES = (
         "Run transformers' own generate too, in turns.",
         choices=("transformers",),
     ),
+    _flag(
+        Batches,
+        "Measurement",
+        "random_adapters",
+        "Measure with so many adapters too, one a request, in turns.",
+        low=0,
+    ),
+    _flag(Batches, "Measurement", "adapter_rank", "Rank of these adapters.", low=1),
 )
 LOAD = (
     _load("url", "Server to measure.", metavar="URL"),
@@ -361,7 +376,7 @@ ADMIN = (
     ),
 )
 BENCH = (*ENGINE, *CORES, *MEASURING)
-THROUGHPUT = (*BATCHES, *BENCH)
+THROUGHPUT = (*BATCHES, *BENCH, *ADAPTER_MEMORY)
 BENCH_SERVE = (*LOAD, *MEASURING)
 # What an environment variable or a line of a file may set, whichever command reads it.
 KNOWN = tuple(
