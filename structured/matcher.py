@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from plait.structured.spec import CompiledGrammar
     from plait.structured.vocabulary import Mask, Vocabulary
 
+_MAX_BYTES_PER_DRAFT = 64  # of forced text that is looked at
 _MAX_VOCABULARIES = 8  # the base model's and those of adapters that add tokens
 
 
@@ -174,6 +175,10 @@ class Matcher:
             raise _fault(error) from error
         if not forced:
             return []
+        if len(forced) > (most := limit * _MAX_BYTES_PER_DRAFT):
+            # It may go on for megabytes, and to encode these would take longer than any step.
+            tokens = forced_tokens(self.vocabulary, forced[:most], open_end=True)
+            return tokens[: min(limit, self.count_legal(tokens))]
         closed = forced_tokens(self.vocabulary, forced, open_end=False)
         num_legal = self.count_legal(closed)
         if num_legal == len(closed) and self._may_end_after(closed):

@@ -268,11 +268,14 @@ def _grammar(spec: GrammarSpec) -> Route:
     text = _text(spec, InvalidGrammar)
     if "::=" in text:
         return _ebnf(text, spec)
-    if "x-guidance" in text:
+    import llguidance
+
+    from plait.structured.backends.llguidance import names_guidance
+
+    if names_guidance(text):
         raise InvalidGrammar(
             "'x-guidance' could switch enforcement off; leave it out", param=spec.param
         )
-    import llguidance
 
     error = llguidance_error(llguidance.LLMatcher.grammar_from_lark(text))
     if error:

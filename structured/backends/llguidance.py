@@ -8,6 +8,7 @@ before it has been asked.
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from plait.platform.errors import (
@@ -85,8 +86,12 @@ class LLGuidanceBackend:
         """The payload is the grammar as Lark; making a matcher of it is what could fail."""
         text = self._lark(kind, content, options)
         matcher = self._matcher(text)
+        # The first mask is part of it: some bounds, and a start that has no end, show only there.
+        allowed = not matcher.is_error() and any(matcher.compute_bitmask())
         if matcher.is_error():
             raise _refusal(kind, matcher.get_error())
+        if not allowed:
+            raise _refusal(kind, "no text fulfils it")
         return text.encode()
 
     def _lark(self, kind: GrammarKind, content: Any, options: Mapping[str, Any]) -> str:
@@ -97,7 +102,7 @@ class LLGuidanceBackend:
                 made = json.loads(self._library.LLMatcher.grammar_from_regex(content))
                 text = made["grammars"][0]["lark_grammar"]
             case GrammarKind.GRAMMAR:
-                if "x-guidance" in content:
+                if names_guidance(content):
                     raise InvalidGrammar("x-guidance has no place in a grammar")
                 text = content
             case GrammarKind.OUTLINE:
@@ -204,6 +209,12 @@ def json_text(schema: Any, options: Mapping[str, Any]) -> str:
     guidance = {**_COMPACT, **options, **_SOUND}
     rules = {} if schema is True else schema
     return json.dumps({**rules, "x-guidance": guidance}, ensure_ascii=False)
+
+
+def names_guidance(text: str) -> bool:
+    """Whether a Lark text has options for a schema in it, in any spelling that JSON has for it."""
+    plain = re.sub(r"\\u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), text)
+    return "x-guidance" in plain
 
 
 def _check(matcher: Any) -> None:

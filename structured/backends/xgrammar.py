@@ -19,6 +19,7 @@ from plait.platform.errors import (
     InvalidSchema,
 )
 from plait.structured.backends import ParserFault
+from plait.structured.backends.reach import Reach
 from plait.structured.spec import GrammarKind
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class XGrammarBackend:
         """Eagerly, with all masks: what is left for later could not be stopped there."""
         try:
             compiled = self._compile(kind, content, options)
+            if fault := Reach(compiled.grammar.serialize_json()).fault():
+                raise _refusal(kind, ValueError(fault))
             text: str = compiled.serialize_json()
         except (RuntimeError, ValueError, TypeError) as error:
             raise _refusal(kind, error) from None

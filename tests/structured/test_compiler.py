@@ -119,3 +119,37 @@ def test_versions_of_llguidance_that_are_not_tested_are_refused_by_name(
     else:
         with pytest.raises(Unsupported, match=f"llguidance {installed}"):
             backends.check_version("llguidance")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "root ::= root",
+        'root ::= "a" root',
+        'root ::= "x" | "a" loop\nloop ::= "b" loop',
+        'root ::= "x" | "a" [^\\x00-\\U0010ffff]',
+        "start: start",
+    ],
+)
+def test_a_grammar_with_a_part_that_never_ends_is_refused(compiler, content):
+    with pytest.raises(InvalidGrammar, match="cannot be compiled"):
+        opened(compiler, GrammarKind.GRAMMAR, content)
+
+
+def test_recursion_that_ends_is_served(compiler):
+    text = 'root ::= list | "" \nlist ::= "[" (root ("," root){0,3})? "]"'
+    assert accepts(opened(compiler, GrammarKind.GRAMMAR, text), "[[],[[]]]")
+
+
+def test_forced_text_without_bound_is_refused(compiler):
+    doubled = 'root ::= "x" | r0 | "y"\n'
+    doubled += "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(40)) + 'r40 ::= "a"\n'
+    with pytest.raises(GrammarTooComplex, match="shortest text"):
+        opened(compiler, GrammarKind.GRAMMAR, doubled)
+
+
+@pytest.mark.parametrize("key", ["x-guidance", "x\\u002dguidance", "\\u0078-guidanc\\u0065"])
+def test_no_spelling_of_options_in_a_grammar_switches_enforcement_off(compiler, key):
+    text = f'start: %json {{"type": "object", "{key}": {{"lenient": true}}, "not": {{}}}}'
+    with pytest.raises(InvalidGrammar, match="x-guidance"):
+        opened(compiler, GrammarKind.GRAMMAR, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -398,3 +399,16 @@ def test_tokens_that_an_adapter_adds_are_masked_with_it_alone(name):
     assert {SIZE + 3, WIDTH + 9} <= bits(row)
     assert WIDTH + 10 not in bits(row)
     assert m.accept(WIDTH + 9)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_of_long_forced_text_only_a_beginning_is_encoded(name):
+    one = schema_matcher(name, {"const": "ab cd " * 5_000})
+    seen = []
+    encode = one.vocabulary.encode
+    longest = replace(one.vocabulary, encode=lambda text: seen.append(len(text)) or encode(text))
+    one.vocabulary = longest
+    tokens = one.forced_tokens(16)
+    assert 0 < len(tokens) <= 16
+    assert one.count_legal(tokens) == len(tokens)
+    assert max(seen) <= 16 * 64
