@@ -67,6 +67,10 @@ _LIMITS: dict[str, Any] = {
 }
 
 
+# The library spells forced text out to its end, which may be megabytes away, and takes seconds.
+_MAX_FORCED_BYTES = 64 * 1024
+
+
 class LLGuidanceBackend:
     """llguidance for one vocabulary."""
 
@@ -92,6 +96,8 @@ class LLGuidanceBackend:
             raise _refusal(kind, matcher.get_error())
         if not allowed:
             raise _refusal(kind, "no text fulfils it")
+        if len(matcher.compute_ff_bytes()) > _MAX_FORCED_BYTES:
+            raise _refusal(kind, f"it forces a text over the limit of {_MAX_FORCED_BYTES:,} bytes")
         return text.encode()
 
     def _lark(self, kind: GrammarKind, content: Any, options: Mapping[str, Any]) -> str:
@@ -129,18 +135,20 @@ class LLGuidanceGrammar:
     def __init__(self, matcher: Any, num_bytes: int) -> None:
         self._matcher = matcher
         self._num_bytes = num_bytes
+        self.asks_forced = True
 
     def parser(self) -> LLGuidanceParser:
         """A parser at the beginning, in 2 µs."""
-        return LLGuidanceParser(self._matcher.deep_copy(), self._num_bytes)
+        return LLGuidanceParser(self._matcher.deep_copy(), self._num_bytes, self)
 
 
 class LLGuidanceParser:
     """`Parser` over llguidance's matcher."""
 
-    def __init__(self, matcher: Any, num_bytes: int) -> None:
+    def __init__(self, matcher: Any, num_bytes: int, grammar: LLGuidanceGrammar) -> None:
         self._matcher = matcher
         self._num_bytes = num_bytes
+        self._grammar = grammar
 
     def fill(self, row: Mask) -> bool:
         """Without the interpreter's lock."""
@@ -177,14 +185,17 @@ class LLGuidanceParser:
         return complete
 
     def forced_bytes(self) -> bytes:
-        """See `Parser`."""
+        """See `Parser`; none any more once a place has forced far too much."""
+        if not self._grammar.asks_forced:
+            return b""
         forced: bytes = self._matcher.compute_ff_bytes()
         _check(self._matcher)
+        self._grammar.asks_forced = len(forced) <= _MAX_FORCED_BYTES
         return forced
 
     def copy(self) -> LLGuidanceParser:
         """See `Parser`."""
-        return LLGuidanceParser(self._matcher.deep_copy(), self._num_bytes)
+        return LLGuidanceParser(self._matcher.deep_copy(), self._num_bytes, self._grammar)
 
 
 class _Tokens:

@@ -153,3 +153,16 @@ def test_no_spelling_of_options_in_a_grammar_switches_enforcement_off(compiler, 
     text = f'start: %json {{"type": "object", "{key}": {{"lenient": true}}, "not": {{}}}}'
     with pytest.raises(InvalidGrammar, match="x-guidance"):
         opened(compiler, GrammarKind.GRAMMAR, text)
+
+
+def test_megabytes_of_forced_text_are_refused_or_asked_for_once(compiler):
+    many = {"type": "array", "items": {"const": "x" * 1000}, "minItems": 200}
+    with pytest.raises(GrammarTooComplex, match="forces a text"):
+        opened(compiler, GrammarKind.JSON_SCHEMA, many)
+    later = {"anyOf": [{"type": "null"}, {**many, "prefixItems": [{"type": "boolean"}]}]}
+    one = opened(compiler, GrammarKind.JSON_SCHEMA, later)
+    assert one.forced_tokens(4) == []
+    for token in b"[true,":
+        assert one.accept(token)
+    assert one.forced_tokens(4)
+    assert one.forced_tokens(4) == []
