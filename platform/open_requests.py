@@ -31,10 +31,6 @@ class OpenRequests:
         """Requests that wait for their first admission."""
         return len(self._queued)
 
-    def is_queued(self, request_id: str) -> bool:
-        """Whether a request was never admitted."""
-        return request_id in self._queued
-
     def add(self, sequences: list[Sequence]) -> None:
         """Know a new request by all its sequences."""
         request = sequences[0].request
