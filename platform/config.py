@@ -33,6 +33,9 @@ class Options:
     adapter_host_bytes: int | None = None  # adapters in host memory; None: 4 times the above
     max_adapter_rank: int = 256
     adapter_drain_s: float = 2.0  # an adapter that waits longer makes room for itself
+    speculation: str = "auto"  # auto | off
+    draft_model: str | None = None  # directory or hub id of a draft model or EAGLE-3 head
+    max_draft_tokens: int = 16  # most drafts of one sequence in one step
     num_threads: int | None = None
     seed: int | None = None  # for requests that bring none; None: random each time
     progress: bool = True  # bars while loading and generating

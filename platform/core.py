@@ -188,6 +188,7 @@ class AdapterUse:
     scale: float = 1.0  # the client's, beside the adapter's own; never 0
     active_from: int = 0  # first position it changes; above 0 where it awaits an invocation
     kv_digest: str = ""  # SHA-256 of what can change a cached K or V; empty: nothing can
+    draft: str = ""  # generation of the draft model's adapter that goes with it, if one does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +207,43 @@ class CompiledGrammar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Array:
+    """A dense array in bytes, row by row: how one crosses between processes."""
+
+    dtype: str  # numpy's name
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageItem:
+    """One image of a prompt, made ready for the encoder.
+
+    `key` is a SHA-256 (hex) over all that its embeddings depend on, bar adapters: the content,
+    the processor's settings, the model's revision.
+    """
+
+    key: str
+    start: int  # position in the prompt where its range begins
+    num_tokens: int  # of the range; row breaks and tile markers are ordinary tokens inside
+    embedded: tuple[tuple[int, int], ...]  # runs (offset in the range, length) of embedding rows
+    tensors: Mapping[str, Array]  # this image's own part of what the processor made
+
+    @property
+    def num_embeds(self) -> int:
+        """Rows that the encoder makes of it."""
+        return sum(length for _, length in self.embedded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """What a request says of drafts. They never change its tokens, only how fast they come."""
+
+    enabled: bool = True
+    max_tokens: int | None = None  # most drafts in one step; None: the server's bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What a client asked, tokenized and checked. Immutable."""
 
@@ -219,8 +257,9 @@ class Request:
     vocab_size: int | None = None  # where adapters add tokens to the model's own
     tenant: str = ""  # who shares a fair share; the digest of a key, never the key
     share: float = 1.0  # the tenant's weight against others
-    images: tuple[Any, ...] = ()  # image items, once vision is served
+    images: tuple[ImageItem, ...] = ()  # in the order of the prompt
     grammar: CompiledGrammar | None = None  # what the answer must obey
+    speculation: Speculation = Speculation()
     # Token sequences of `params.bad_words` (with and without a leading space).
     bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
 

@@ -106,6 +106,10 @@ def _memory(field: str, help: str, **more: Any) -> Flag:  # noqa: A002
     return _flag(Options, "Memory and batching", field, help, **more)
 
 
+def _draft(field: str, help: str, **more: Any) -> Flag:  # noqa: A002
+    return _flag(Options, "Speculation", field, help, **more)
+
+
 def _http(field: str, help: str, **more: Any) -> Flag:  # noqa: A002
     return _flag(ServerSettings, "Server", field, help, **more)
 
@@ -188,6 +192,17 @@ ADAPTER_MEMORY = (
         name="adapter-drain-time",
         low=0,
     ),
+)
+SPECULATION = (
+    _draft("speculation", "Whether to draft tokens ahead.", choices=("auto", "off")),
+    _draft(
+        "draft_model",
+        "Directory or Hugging Face id of a smaller model, or an EAGLE-3 head, that drafts.",
+        name="draft",
+        aliases=("draft-model",),
+        metavar="MODEL",
+    ),
+    _draft("max_draft_tokens", "Most drafts of one sequence in one step.", low=1),
 )
 ADAPTERS = (
     _flag(
@@ -360,9 +375,9 @@ LOAD = (
 )
 
 ENGINE = (*MODEL, *MEMORY)
-SERVE = (*MODEL, *TEMPLATE, *SERVED, *MEMORY, *ADAPTER_MEMORY, *ADAPTERS, *HTTP, *LIMITS)
-CHAT = (*MODEL, *TEMPLATE, *ANSWER, *SYSTEM, *MEMORY)
-COMPLETE = (*(flag for flag in MODEL if not flag.argument), *ANSWER, *MEMORY)
+SERVE = (*MODEL, *TEMPLATE, *SERVED, *MEMORY, *ADAPTER_MEMORY, *SPECULATION, *ADAPTERS, *HTTP, *LIMITS)
+CHAT = (*MODEL, *TEMPLATE, *ANSWER, *SYSTEM, *MEMORY, *SPECULATION)
+COMPLETE = (*(flag for flag in MODEL if not flag.argument), *ANSWER, *MEMORY, *SPECULATION)
 ADMIN = (
     _flag(Administering, "Server", "url", "Server to speak to.", metavar="URL"),
     _flag(Administering, "Server", "api_key", "Its API key.", secret=True, metavar="KEY"),
@@ -376,7 +391,7 @@ ADMIN = (
     ),
 )
 BENCH = (*ENGINE, *CORES, *MEASURING)
-THROUGHPUT = (*BATCHES, *BENCH, *ADAPTER_MEMORY)
+THROUGHPUT = (*BATCHES, *BENCH, *ADAPTER_MEMORY, *SPECULATION)
 BENCH_SERVE = (*LOAD, *MEASURING)
 # What an environment variable or a line of a file may set, whichever command reads it.
 KNOWN = tuple(

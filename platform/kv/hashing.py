@@ -8,7 +8,8 @@ collides on purpose-made tokens, and a pickle of equal values may differ. The sa
 root alone, since the chain carries it. Extras are what tokens do not tell: the adapters that can
 change K or V of the block, by content and never by name, and images under their placeholders.
 Blocks before an adapter is active are the base model's, and so are all blocks of an adapter that
-cannot change K or V.
+cannot change K or V, unless an adapter of the draft model goes with it: the draft model keeps its
+own K and V under the same block numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from plait.platform.core import Request
 
-_DOMAIN = b"plait.kv.2"
+_DOMAIN = b"plait.kv.3"
 _ADAPTER = b"adapter"
 
 
@@ -46,9 +47,10 @@ def block_extras(request: Request, start: int, stop: int) -> bytes:
     return b"".join(
         _ADAPTER
         + _framed(use.kv_digest)
+        + _framed(use.draft)
         + struct.pack("<dI", use.scale, max(0, use.active_from - start))
         for use in request.adapters
-        if use.kv_digest and use.active_from < stop
+        if (use.kv_digest or use.draft) and use.active_from < stop
     )
 
 

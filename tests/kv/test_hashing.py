@@ -8,7 +8,7 @@ from plait.platform.core import AdapterUse, Request, SamplingParams
 from plait.platform.kv.hashing import KeyChain
 
 TOKENS = tuple(range(100, 112))
-USE = AdapterUse(generation="g", kv_digest="k", scale=0.5)
+USE = AdapterUse(generation="g", kv_digest="k", draft="d", scale=0.5)
 REQUEST = Request(
     request_id="r",
     prompt_token_ids=TOKENS,
@@ -23,9 +23,9 @@ def keys(request=REQUEST, tokens=TOKENS, block_size=4):
 
 
 def test_keys_follow_the_documented_encoding():
-    salt, digest = (struct.pack("<Q", 1) + value for value in (b"s", b"k"))
-    extras = b"adapter" + digest + struct.pack("<dI", 0.5, 0)
-    parent = sha256(b"plait.kv.2" + struct.pack("<I", 4) + salt).digest()
+    salt, digest, draft = (struct.pack("<Q", 1) + value for value in (b"s", b"k", b"d"))
+    extras = b"adapter" + digest + draft + struct.pack("<dI", 0.5, 0)
+    parent = sha256(b"plait.kv.3" + struct.pack("<I", 4) + salt).digest()
     expected = []
     for start in (0, 4, 8):
         tokens = struct.pack("<4I", *TOKENS[start : start + 4])
@@ -48,6 +48,7 @@ def test_one_token_changes_its_block_and_all_after_it(position):
         {"cache_salt": "t"},
         {"adapters": ()},
         {"adapters": (replace(USE, kv_digest="j"),)},
+        {"adapters": (replace(USE, draft="e"),)},
         {"adapters": (replace(USE, scale=0.25),)},
         {"adapters": (USE, USE)},
         {"adapters": (USE, replace(USE, kv_digest="j"))},

@@ -1,0 +1,54 @@
+"""What draft sources and those who choose among them exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from plait.platform.core import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """Tokens that may follow a sequence, all from one source."""
+
+    tokens: tuple[int, ...]
+    source: str  # "grammar" | "ngram" | "suffix" | "model" | "eagle"
+    bucket: int = 0  # the source's class of confidence; how drafts fare is counted for each alone
+    # The source's own estimate of each token's chance, given those before it; empty: it has none.
+    chances: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """A sequence for which drafts are wanted."""
+
+    sequence: Sequence
+    after: tuple[int, ...] = ()  # drafts that are there already; more are to go on behind them
+    limit: int  # at most so many, those in `after` not counted
+
+
+class TextSource(Protocol):
+    """Drafts from text alone, in microseconds. Called by the engine's thread."""
+
+    def propose(self, want: Want) -> Draft | None:
+        """The continuation that the source holds for the most likely, or None."""
+        ...
+
+    def release(self, sequence: Sequence) -> None:
+        """The sequence has ended: learn from it what is worth it, and forget it."""
+        ...
+
+
+class ModelSource(Protocol):
+    """Drafts from a model of its own, for many sequences at once. Called by the engine's thread."""
+
+    def propose(self, wants: SequenceOf[Want]) -> list[Draft | None]:
+        """One draft for each of `wants`, in their order."""
+        ...
+
+    def release(self, sequence: Sequence) -> None:
+        """The sequence has ended: forget it."""
+        ...
