@@ -66,8 +66,10 @@ def test_the_order_of_adapters_counts():
 
 
 def test_an_adapter_that_cannot_change_kv_shares_the_bases_blocks():
-    headless = replace(REQUEST, adapters=(replace(USE, kv_digest=""),))
+    headless = replace(REQUEST, adapters=(replace(USE, kv_digest="", draft=""),))
     assert keys(headless) == keys(replace(REQUEST, adapters=()))
+    drafting = replace(REQUEST, adapters=(replace(USE, kv_digest=""),))
+    assert not set(keys(drafting)) & set(keys(headless))
 
 
 @pytest.mark.parametrize("active_from", range(13))
