@@ -25,6 +25,7 @@ class Executor(Protocol):
     kv_groups: tuple[KVGroup, ...]  # with num_blocks = 0: sizes are decided by the budget
     kv_dtype: str
     sites: ModelSites  # where adapters can change the model
+    hidden_size: int  # D of hidden rows
 
     def allocate(self, cache: CacheConfig) -> None:
         """Create the KV page tensors."""
@@ -34,6 +35,18 @@ class Executor(Protocol):
 
         Every generation that `batch` names has been placed.
         """
+
+    def forward_tapped(
+        self, batch: StepBatch, taps: tuple[int, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`forward`, and beside its rows what stood between the layers: `[T, len(taps) * D]`.
+
+        Tap i is the row after the first i layers: 0 is the embedding's output, and that of all
+        layers is the row before the final norm.
+        """
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Rows `[n, D]` of the base's embedding table, as they are stored, for its own tokens."""
 
     def logits(self, hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
         """Logits `[R, V]` fp32 for `rows` (int64 indices into hidden), soft cap applied.

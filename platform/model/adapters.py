@@ -63,6 +63,10 @@ class ModelAdapters:
         place = self._places.by_name[site.name]
         return base_rows(place, torch.arange(num_rows(place)))
 
+    def embedding_rows(self, token_ids: Tensor) -> Tensor:
+        """The base's rows of the embedding, unscaled."""
+        return base_rows(self._places.embedding, token_ids)
+
     def num_bytes(self, adapter: Adapter) -> int:
         """Bytes that `place` will take; exact."""
         return self._placer.num_bytes(adapter)

@@ -16,6 +16,7 @@ from plait.platform.kv.pages import create_pages
 from plait.platform.model.adapters import ModelAdapters
 from plait.platform.model.attention import GroupStep, PagedSite, StepContext
 from plait.platform.model.build import Skeleton
+from plait.platform.model.taps import Taps
 
 
 class TorchExecutor:
@@ -30,6 +31,8 @@ class TorchExecutor:
         self.leaves = skeleton.leaves
         self._backbone: Any = skeleton.backbone
         self._head: Any = skeleton.head
+        self.hidden_size: int = skeleton.model.config.get_text_config().hidden_size
+        self._taps = Taps(skeleton.backbone, skeleton.layers, self.hidden_size)
         dtype = skeleton.model.config.dtype
         self._adapters = ModelAdapters(skeleton.places, dtype, model.vocab_size)
         self.sites = skeleton.places.sites(vocab_size=model.vocab_size, model_name=model.name)
@@ -66,6 +69,18 @@ class TorchExecutor:
         self.leaves.release()
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
+
+    @torch.inference_mode()
+    def forward_tapped(self, batch: StepBatch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """`forward`, and beside its rows those after so many layers, `[T, len(taps) * D]`."""
+        with self._taps.taken(taps) as rows:
+            hidden = self.forward(batch)
+        return hidden, torch.cat(rows(), dim=-1)
+
+    @torch.inference_mode()
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Rows `[n, D]` of the base's embedding table, as they are stored."""
+        return self._adapters.embedding_rows(token_ids)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, rows: np.ndarray) -> Tensor:
