@@ -120,6 +120,7 @@ def uses(
                     scale=scale,
                     active_from=start,
                     kv_digest=info.kv_digest,
+                    tower_digest=info.tower_digest,
                 ),
             )
 

@@ -5,7 +5,7 @@ Adapter, position and mask belong to rows. No array tells "prefill" from "decode
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ class StepBatch:
     """Flat numpy arrays of one step: T rows, S spans, R sample rows, G KV groups."""
 
     token_ids: np.ndarray  # int64 [T]
-    positions: np.ndarray  # int64 [T]
+    positions: np.ndarray  # int64 [T], or [3, T] where the model's positions are of a grid
     query_start: np.ndarray  # int32 [S+1]: rows of span s are query_start[s]:query_start[s+1]
     seq_lens: np.ndarray  # int32 [S]: KV length once this step's rows are written
     slot_mapping: tuple[np.ndarray, ...]  # G × int64 [T]: block * block_size + offset
@@ -44,6 +44,9 @@ class StepBatch:
     adapter_segments: tuple[AdapterSegment, ...] = ()  # by first row, then the request's order
     image_rows: np.ndarray  # int64 [I]: rows whose embedding comes from an image
     num_drafts: np.ndarray  # int32 [S]
+    # Tokens that see each other though some come later: (span, start, end), positions of the
+    # sequence. In order, apart, and within the span's KV length.
+    ranges: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), np.int32))  # int32 [N, 3]
 
 
 def build(plan: StepPlan, block_size: int) -> StepBatch:

@@ -89,6 +89,18 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VisionInfo:
+    """How a model takes images."""
+
+    family: str  # transformers' model type
+    hidden_size: int  # D of the language model
+    num_levels: int  # 1, and 1 more for each layer after which the tower's features are added
+    image_token_id: int  # stands in the prompt for each embedding
+    has_grid_positions: bool  # positions have three rows: time, height, width (M-RoPE)
+    bidirectional: str = ""  # what sees itself whole: "image" (each run of them) | "prefix" | ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """What the rest of Plait needs to know of a loaded model."""
 
@@ -102,6 +114,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     weight_bytes: int
     notes: tuple[str, ...] = ()  # what is off and why, for the banner
+    vision: VisionInfo | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,6 +188,7 @@ class AdapterUse:
     scale: float = 1.0  # the client's, beside the adapter's own; never 0
     active_from: int = 0  # first position it changes; above 0 where it awaits an invocation
     kv_digest: str = ""  # SHA-256 of what can change a cached K or V; empty: nothing can
+    tower_digest: str = ""  # SHA-256 of what changes an image's embeddings; empty: nothing does
     draft: str = ""  # generation of the draft model's adapter that goes with it, if one does
 
 
@@ -296,6 +297,8 @@ class Sequence:
     num_accepted_tokens: int = 0  # of these, how many its output has
     block_ids: list[list[int]] = field(default_factory=list)  # per KV group; 0 = null block
     drafts: list[int] = field(default_factory=list)
+    # Source → [verified, accepted]; kept by whoever drafts. They add up to the two numbers above.
+    draft_counts: dict[str, list[int]] = field(default_factory=dict)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the token id or string that stopped it
     failure: tuple[str, str] | None = None  # (error code, message) where it ended with ERROR
@@ -406,6 +409,7 @@ class Event:
     num_cached_tokens: int = 0
     num_draft_tokens: int = 0  # verified so far
     num_accepted_tokens: int = 0  # of these, how many are among the output
+    draft_counts: tuple[tuple[str, int, int], ...] = ()  # (source, verified, accepted), by name
     queued_s: float = 0.0  # seconds from `Engine.add` to its first step
     num_preemptions: int = 0
     error: tuple[str, str] | None = None

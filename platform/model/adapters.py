@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from plait.adapters.adapter import Adapter
-from plait.adapters.sites import Site, SiteKind
+from plait.adapters.sites import Site, SiteKind, SitePart
 from plait.platform.batch import AdapterSegment, StepBatch
 from plait.platform.errors import InternalError
 from plait.platform.model.adapter_step import EmbeddingStep, ExpertsStep, HeadStep, LayerStep
 from plait.platform.model.placement import PlacedAdapter, Placer
 from plait.platform.model.sites import Places
 from plait.platform.model.tables import base_rows, num_rows
-from plait.platform.ops.lora import LoraSegments
+from plait.platform.model.tower import TowerStep
+from plait.platform.ops.lora import LoraSegments, PlacedLora
 
 _Segment = tuple[int, int, PlacedAdapter, float]
 
@@ -38,6 +39,8 @@ class ModelAdapters:
         self._layers = LayerStep()
         self._head = HeadStep()
         self._embedding = EmbeddingStep(places.embedding.leaf)
+        self.tower = TowerStep()
+        self._tower_leaves = 0  # as bits
         self._attach(places)
 
     def _attach(self, places: Places) -> None:
@@ -47,6 +50,10 @@ class ModelAdapters:
         for place in places.by_name.values():
             if place.site.kind is SiteKind.EXPERTS:
                 experts.setdefault(place.module, []).append(place.leaf)
+            elif place.site.part is not SitePart.LANGUAGE:
+                place.module.adapters = self.tower
+                place.module.number = place.leaf
+                self._tower_leaves |= 1 << place.leaf
             elif place.site.kind is not SiteKind.EMBEDDING:
                 is_head = place.site.kind is SiteKind.HEAD
                 place.module.adapters = self._head if is_head else self._layers
@@ -85,6 +92,13 @@ class ModelAdapters:
         """Free a generation, and the last step that may still hold it."""
         self._placed.pop(generation, None)
         self._set_segments(())
+
+    def tower_changes(self, generation: str) -> PlacedLora | None:
+        """What a placed generation changes, if anything of it is in the tower or projector."""
+        placed = self._placed.get(generation)
+        if placed is None:
+            raise InternalError(f"adapter {generation[:12]} was not placed")
+        return placed.lora if placed.lora.changed & self._tower_leaves else None
 
     def begin(self, batch: StepBatch) -> Tensor:
         """Point the layers' and the embedding's steps at `batch`; returns its token ids.

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import MoEModelOutputWithPastAndCrossAttentio
 
 from plait.platform.config import KVGroup
 from plait.platform.errors import ModelUnsupported
-from plait.platform.model import attention, experts
+from plait.platform.model import attention, experts, tower
 from plait.platform.model.experts import PackedExperts, check_experts, is_experts
 from plait.platform.model.gguf import GgufFile
 from plait.platform.model.leaves import Linear, LinearSlice, PackedTable, RMSNorm, RowWiseWeight
@@ -26,6 +26,8 @@ from plait.platform.model.probe import LayerAttention, probe_attention
 from plait.platform.model.rope import divide_frequencies, fix_frequencies
 from plait.platform.model.sites import Places, find_places
 from plait.platform.model.source import Checkpoint
+from plait.platform.model.tower import PatchEmbedding, replace_patch_embeddings
+from plait.platform.model.vision import VisionParts, find_parts
 from plait.platform.model.weights import (
     LoadPlan,
     SafetensorsFiles,
@@ -50,10 +52,13 @@ class Skeleton:
     parameters: Mapping[str, Tensor]  # meta tensors of everything a checkpoint may hold
     vocab_size: int  # width of the logits
     places: Places  # what adapters can change
+    vision: VisionParts | None  # where the model takes images
 
     @property
     def backbone(self) -> Any:
         """The part that turns tokens into hidden rows."""
+        if self.vision is not None:
+            return self.vision.language
         return getattr(self.model, _backbone_name(self.model))
 
     @property
@@ -78,14 +83,22 @@ def build_skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
     """
     attention.register()
     experts.register()
+    tower.register()
     model = _instantiate(checkpoint, dtype)
     parameters = _parameters(model, dtype)
     source, plan = _open_source(checkpoint, model)
+    backbone_name = _backbone_name(model)
+    vision = find_parts(model, backbone_name, checkpoint.vision) if checkpoint.vision else None
     for name, module in model.named_modules():
         if is_experts(module):
             check_experts(name, module)
     leaves = replace_leaves(model)
-    layers = probe_attention(model, getattr(model, _backbone_name(model)))
+    if vision is None:
+        layers = probe_attention(model, getattr(model, backbone_name))
+    else:
+        tower.rename(vision.tower)
+        replace_patch_embeddings(vision.tower)
+        layers = probe_attention(vision.language, vision.language)
     for owner in [o for o in leaves.merged if o.num_repeats or not o.drained]:
         separate(model, owner, leaves)
     leaves.release()
@@ -99,7 +112,8 @@ def build_skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
         plan=plan,
         parameters=parameters,
         vocab_size=_probe_head(model, head),
-        places=find_places(model, leaves, layers, plan.tied),
+        places=find_places(model, leaves, layers, plan.tied, *([vision.part_of] if vision else [])),
+        vision=vision,
     )
 
 
@@ -107,10 +121,15 @@ def _instantiate(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     config = copy.deepcopy(checkpoint.config)
     config._attn_implementation = attention.NAME
     config._experts_implementation = experts.NAME
-    config.dtype = dtype
-    for flag in ("output_router_logits", "output_attentions", "output_hidden_states"):
-        if getattr(config, flag, False):
-            setattr(config, flag, False)
+    parts = [config]
+    if checkpoint.vision is not None:
+        config.vision_config._attn_implementation = tower.BUILD_NAME
+        parts += [config.get_text_config(), config.vision_config]
+    for part in parts:
+        part.dtype = dtype
+        for flag in ("output_router_logits", "output_attentions", "output_hidden_states"):
+            if getattr(part, flag, False):
+                setattr(part, flag, False)
     contexts = checkpoint.model_class.get_init_context(dtype, False, False, None)
     with _all(contexts):
         try:
@@ -154,13 +173,19 @@ def _open_source(checkpoint: Checkpoint, model: Any) -> tuple[TensorSource, Load
     return files, plan_load(model, files, convert=True)
 
 
+@dataclass
+class _GivenOutput(MoEModelOutputWithPastAndCrossAttentions):
+    """With what heads of conditional-generation models hand on."""
+
+    image_outputs: Any = None
+    video_outputs: Any = None
+
+
 class _Given(nn.Module):
     """Stands for the backbone in `Skeleton.head`: answers with the rows it is given."""
 
-    def forward(
-        self, *_: Any, inputs_embeds: Tensor, **__: Any
-    ) -> MoEModelOutputWithPastAndCrossAttentions:
-        return MoEModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _GivenOutput:
+        return _GivenOutput(last_hidden_state=inputs_embeds)
 
 
 def _head_of(model: Any) -> nn.Module:
@@ -193,7 +218,8 @@ def _probe_head(model: Any, head: nn.Module) -> int:
     if type(leaf) is Linear:
         leaf.out_dtype = torch.float32  # logits are compared with each other: keep their last bits
     name = type(model).__name__
-    rows = torch.empty((1, 3, model.config.hidden_size), dtype=model.config.dtype, device="meta")
+    size = model.config.get_text_config().hidden_size
+    rows = torch.empty((1, 3, size), dtype=model.config.dtype, device="meta")
     try:
         logits = head(inputs_embeds=rows, use_cache=False).logits
     except Exception as error:
@@ -219,7 +245,7 @@ def fill(skeleton: Skeleton, *, max_model_len: int, advance: Callable[[], None])
     """Read all weights into the skeleton; `advance` is called once per step of its plan."""
     model = skeleton.model
     _fill_buffers(model)
-    fix_frequencies(model, model.config, max_model_len)
+    fix_frequencies(model, skeleton.backbone.config, max_model_len)
     if isinstance(skeleton.source, GgufFile) and skeleton.source.rope_factors is not None:
         divide_frequencies(model, skeleton.source.rope_factors)
     tables = _tied_tables(skeleton)
@@ -274,6 +300,9 @@ def _sink(skeleton: Skeleton, name: str, meta: Tensor) -> Sink:
         owner, part = module.owner, module.part
         take = owner.set_weight if attribute == "weight" else owner.set_bias
         return lambda tensor: take(part, tensor.to(dtype))
+    if isinstance(module, PatchEmbedding):
+        set_part = module.set_weight if attribute == "weight" else module.set_bias
+        return lambda tensor: set_part(tensor.to(dtype, copy=True))
     if isinstance(module, Linear):
         if attribute == "bias":
             return lambda tensor: module.set_bias(tensor.to(dtype, copy=True))

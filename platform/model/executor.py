@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,15 @@ from plait.adapters.adapter import Adapter
 from plait.adapters.sites import Site
 from plait.platform.batch import StepBatch
 from plait.platform.config import CacheConfig, KVGroup, ModelInfo
+from plait.platform.core import AdapterUse, ImageItem
+from plait.platform.errors import InternalError
 from plait.platform.kv.pages import create_pages
 from plait.platform.model.adapters import ModelAdapters
 from plait.platform.model.attention import GroupStep, PagedSite, StepContext
 from plait.platform.model.build import Skeleton
+from plait.platform.model.embeds import grid_positions, put_embeds, without_image_tokens
 from plait.platform.model.taps import Taps
+from plait.platform.model.vision import ImageEncoder
 
 
 class TorchExecutor:
@@ -38,7 +43,21 @@ class TorchExecutor:
         self.sites = skeleton.places.sites(vocab_size=model.vocab_size, model_name=model.name)
         nothing = torch.empty(0, dtype=torch.int32)
         self._step = StepContext([], nothing, nothing)
+        self._family = None if skeleton.vision is None else skeleton.vision.family
+        self._encoder = self._image_encoder(skeleton)
         self._attach(skeleton)
+
+    def _image_encoder(self, skeleton: Skeleton) -> ImageEncoder | None:
+        if skeleton.vision is None or self.model.vision is None:
+            return None
+        return ImageEncoder(
+            skeleton.vision,
+            self.model.vision,
+            skeleton.model.config.dtype,
+            self._adapters.tower,
+            self._adapters.tower_changes,
+            self.leaves.release,
+        )
 
     def _attach(self, skeleton: Skeleton) -> None:
         """Hang a paged site on every attention module."""
@@ -58,23 +77,44 @@ class TorchExecutor:
         self._step.groups[:] = [GroupStep(pages, nothing, nothing) for pages in create_pages(cache)]
 
     @torch.inference_mode()
-    def forward(self, batch: StepBatch) -> Tensor:
+    def encode(
+        self, items: Sequence[ImageItem], adapters: Sequence[Sequence[AdapterUse]] = ()
+    ) -> list[Tensor]:
+        """Embeddings `[num_embeds, levels * D]` of each image."""
+        if self._encoder is None:
+            raise InternalError(f"{self.model.architecture} takes no images")
+        return self._encoder.encode(items, adapters)
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch, embeds: Tensor | None = None) -> Tensor:
         """Hidden rows `[T, D]` after the final norm; K and V of every row are written."""
         self._step.begin(batch)
         output = self._backbone(
-            input_ids=self._adapters.begin(batch)[None],
-            position_ids=torch.from_numpy(batch.positions)[None],
+            **self._inputs(batch, embeds),
+            position_ids=grid_positions(batch, self._family),
             use_cache=False,
         )
         self.leaves.release()
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
+    def _inputs(self, batch: StepBatch, embeds: Tensor | None) -> dict[str, Any]:
+        """Tokens, or what they are embedded as where some of them are images."""
+        if embeds is None and not len(batch.image_rows):
+            return {"input_ids": self._adapters.begin(batch)[None]}
+        if embeds is None or self.model.vision is None:
+            raise InternalError(f"{len(batch.image_rows)} rows of images come without embeds")
+        token_ids = self._adapters.begin(without_image_tokens(batch))[None]
+        embedded = self._backbone.get_input_embeddings()(token_ids)
+        return put_embeds(embedded, batch, embeds, self.model.vision)
+
     @torch.inference_mode()
-    def forward_tapped(self, batch: StepBatch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def forward_tapped(
+        self, batch: StepBatch, taps: tuple[int, ...], embeds: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """`forward`, and beside its rows those after so many layers, `[T, len(taps) * D]`."""
         with self._taps.taken(taps) as rows:
-            hidden = self.forward(batch)
+            hidden = self.forward(batch, embeds)
         return hidden, torch.cat(rows(), dim=-1)
 
     @torch.inference_mode()

@@ -34,7 +34,7 @@ class Linear(nn.Module):
         self.has_bias = has_bias
         self.out_dtype: torch.dtype | None = None  # None: that of the input
         self.packed = None
-        self.bias = None
+        self.bias = _unfilled(self.weight[:, 0]) if has_bias else None
         self.rows_probed: set[int] = set()  # how many rows it was called with on meta tensors
         self.adapters: LeafStep = NO_ADAPTERS
         self.number = -1  # among the leaves that adapters can change
@@ -147,6 +147,7 @@ class LinearSlice(nn.Module):
         self.in_features = owner.leaf.in_features
         self.out_features = owner.rows[part][1] - owner.rows[part][0]
         self.weight = _stand_in(self.out_features, self.in_features, owner.leaf.weight.dtype)
+        self.bias = _unfilled(self.weight[:, 0]) if owner.leaf.has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """This sibling's columns of the merged product."""

@@ -17,6 +17,7 @@ from plait.platform.model.executor import TorchExecutor
 from plait.platform.model.gguf_header import read_header
 from plait.platform.model.rope import RopeFacts, rope_facts
 from plait.platform.model.source import Checkpoint, find_checkpoint
+from plait.platform.model.vision import vision_info
 from plait.platform.model.weights import SafetensorsFiles
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -29,6 +30,7 @@ class LoadedModel:
     executor: TorchExecutor
     tokenizer_source: Path  # what `Tokenizer.load` takes: a directory or a GGUF file
     info: ModelInfo
+    num_parameters: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,7 @@ def load_model(options: Options) -> LoadedModel:
         executor=TorchExecutor(skeleton, info, groups, dtype),
         tokenizer_source=checkpoint.path,
         info=info,
+        num_parameters=skeleton.num_parameters(),
     )
 
 
@@ -123,7 +126,7 @@ def _check_options(options: Options) -> None:
 
 def _context(checkpoint: Checkpoint, options: Options) -> tuple[RopeFacts, int]:
     """The model's rope, and the longest request that will be served."""
-    rope = rope_facts(checkpoint.config, options.max_model_len)
+    rope = rope_facts(checkpoint.text_config, options.max_model_len)
     wanted = options.max_model_len or rope.context_length
     if wanted > rope.context_length:
         raise ConfigError(
@@ -162,6 +165,7 @@ def _info(
     if "F16" in skeleton.source.dtypes and not checkpoint.is_gguf:
         notes.append(f"float16 weights are computed in {dtype}")
     config = skeleton.model.config
+    num_tokens = config.get_text_config().vocab_size
     return ModelInfo(
         name=options.served_model_name or checkpoint.name,
         architecture=checkpoint.model_class.__name__,
@@ -170,9 +174,10 @@ def _info(
         executor="torch",
         vocab_size=skeleton.vocab_size,
         context_length=rope.context_length,
-        eos_token_ids=tuple(t for t in checkpoint.eos_token_ids if t < config.vocab_size),
+        eos_token_ids=tuple(t for t in checkpoint.eos_token_ids if t < num_tokens),
         weight_bytes=skeleton.weight_bytes(),
         notes=tuple(notes),
+        vision=None if skeleton.vision is None else vision_info(skeleton.vision, skeleton.model),
     )
 
 

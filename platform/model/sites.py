@@ -3,19 +3,20 @@
 Names are transformers' own, though the leaves behind them may be merged: a `Place` tells which
 rows of which leaf a site is. A linear is a site only where the probe saw it take the step's rows as
 they are: what runs on a selection of rows (or not at all) could be given another row's adapter.
-Norms and routers that are bare parameters are no sites.
+Norms and routers that are bare parameters are no sites. Linears of a vision tower and its projector
+are, all of them: an image's rows there have one set of adapters, whatever runs on them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from plait.adapters.sites import ModelSites, Site, SiteKind
+from plait.adapters.sites import ModelSites, Site, SiteKind, SitePart
 from plait.platform.model.experts import is_experts, projections
 from plait.platform.model.leaves import Linear
 from plait.platform.model.merge import Leaves
@@ -28,6 +29,7 @@ _AFTER_LAST_KV = re.compile(
     r"|gate_proj|up_proj|gate_up_proj|down_proj|w1|w2|w3|fc1|fc2|c_fc|c_proj"
     r"|dense_h_to_4h|dense_4h_to_h)$"
 )
+PartOf = Callable[[str], SitePart]
 _NUMBER = re.compile(r"\.(\d+)(?=\.)")
 
 
@@ -66,14 +68,22 @@ class Places:
         )
 
 
+def _only_language(name: str) -> SitePart:  # noqa: ARG001 - one of `PartOf`
+    return SitePart.LANGUAGE
+
+
 def find_places(
-    model: Any, leaves: Leaves, layers: Iterable[LayerAttention], tied: Mapping[str, str]
-) -> Places:
-    """Number the leaves of a probed model that has no weights yet, and name its places."""
+    model: Any, leaves: Leaves, layers: Iterable[LayerAttention], tied: Mapping[str, str],
+    part_of: PartOf = _only_language,
+) -> Places:  # fmt: skip
+    """Number the leaves of a probed model that has no weights yet, and name its places.
+
+    `part_of` tells the part that a module belongs to, by its name.
+    """
     names = {module: name for name, module in model.named_modules()}
     prefixes = _layer_prefixes(layers, names)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    places = {p.site.name: p for p in _linears(leaves, prefixes, head)}
+    places = {p.site.name: p for p in _linears(leaves, prefixes, head, part_of)}
     num_leaves = 1 + max((place.leaf for place in places.values()), default=-1)
     for place in _experts(model, prefixes, num_leaves):
         places[place.site.name] = place
@@ -126,16 +136,19 @@ def _affects_kv(name: str, layer: int | None, prefixes: Mapping[str, int]) -> bo
 
 
 def _linears(
-    leaves: Leaves, prefixes: Mapping[str, int], head: nn.Module | None
+    leaves: Leaves, prefixes: Mapping[str, int], head: nn.Module | None, part_of: PartOf
 ) -> Iterator[Place]:
     numbers: dict[Linear, int] = {}
     for name, where in leaves.sites.items():
         is_head = where.leaf is head
-        if not is_head and where.leaf.rows_probed != {NUM_ROWS}:
+        part = part_of(name)
+        is_probed = is_head or where.leaf.rows_probed == {NUM_ROWS}
+        if part is SitePart.LANGUAGE and not is_probed:
             continue
         layer = _layer_of(name, prefixes)
         site = Site(
             name=name,
+            part=part,
             kind=SiteKind.HEAD if is_head else SiteKind.LINEAR,
             in_features=where.leaf.in_features,
             out_features=where.end - where.start,

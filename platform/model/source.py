@@ -11,11 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    PreTrainedConfig,
+)
 
 from plait.platform.config import Options
 from plait.platform.demo.embedded import SERVED_NAME, model_path
 from plait.platform.errors import ConfigError, ModelUnsupported
+from plait.platform.model.families import FAMILIES, VisionFamily, family_of
 
 _HUB_FILES = (
     "config.json",
@@ -28,6 +34,8 @@ _HUB_FILES = (
     "vocab*",
     "merges.txt",
     "chat_template*",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
 
 
@@ -41,12 +49,18 @@ class Checkpoint:
     config: PreTrainedConfig
     model_class: type[Any]
     eos_token_ids: tuple[int, ...]
+    vision: VisionFamily | None = None  # where it takes images
     notes: tuple[str, ...] = ()
 
     @property
     def is_gguf(self) -> bool:
         """Whether the path is a GGUF file rather than a directory."""
         return self.path.is_file()
+
+    @property
+    def text_config(self) -> PreTrainedConfig:
+        """Of the language model."""
+        return self.config.get_text_config() if self.vision else self.config
 
 
 def find_checkpoint(options: Options) -> Checkpoint:
@@ -63,13 +77,15 @@ def find_checkpoint(options: Options) -> Checkpoint:
     else:
         raw, notes = _read_config(path, name)
     config = _parse_config(raw, path, name)
+    vision = _vision_family(raw, config)
     return Checkpoint(
         path=path,
         kind=kind,
         name=name,
         config=config,
-        model_class=_model_class(raw, config, name),
+        model_class=_model_class(raw, config, name, vision),
         eos_token_ids=_eos_token_ids(path, config),
+        vision=vision,
         notes=notes,
     )
 
@@ -177,18 +193,43 @@ def _parse_config(raw: dict[str, Any], path: Path, name: str) -> PreTrainedConfi
         raise ModelUnsupported(f"{name}: its config is not valid: {error}") from error
 
 
-def _model_class(raw: dict[str, Any], config: PreTrainedConfig, name: str) -> type[Any]:
+def _vision_family(raw: dict[str, Any], config: PreTrainedConfig) -> VisionFamily | None:
+    """How the model takes images; None where it takes none.
+
+    Raises `ModelUnsupported` where it takes something that is not served.
+    """
+    tower = getattr(config, "vision_config", None)
+    is_plain = tower is None and config.get_text_config() is config
+    if is_plain or getattr(config, "is_encoder_decoder", False):
+        return None
+    family = family_of(config.model_type, getattr(tower, "model_type", ""))
+    if family is None or tower is None or getattr(config, "audio_config", None) is not None:
+        raise ModelUnsupported(
+            f"{_shown(raw, config)} takes images or other inputs in a way that is not served "
+            f"(model type '{config.model_type}'; served are {', '.join(FAMILIES)})"
+        )
+    return family
+
+
+def _shown(raw: dict[str, Any], config: PreTrainedConfig) -> str:
+    """What to call the model's class in messages."""
     architectures = raw.get("architectures") or []
-    shown = architectures[0] if architectures else config.model_type
+    return str(architectures[0] if architectures else config.model_type)
+
+
+def _model_class(
+    raw: dict[str, Any], config: PreTrainedConfig, name: str, vision: VisionFamily | None
+) -> type[Any]:
+    architectures = raw.get("architectures") or []
+    shown = _shown(raw, config)
     if getattr(config, "is_encoder_decoder", False):
         raise ModelUnsupported(f"{shown} is an encoder-decoder model; only decoders are served")
-    if config.get_text_config() is not config or hasattr(config, "vision_config"):
-        raise ModelUnsupported(f"{shown} takes images or audio: vision is not served yet")
-    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    mapping = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if vision else MODEL_FOR_CAUSAL_LM_MAPPING
+    found: Any = mapping.get(type(config), None)
     if found is None:
         raise ModelUnsupported(f"{name} ({shown}) is no causal language model in transformers")
     model_class: type[Any] = found[0] if isinstance(found, tuple) else found
-    if architectures and shown != model_class.__name__ and not _is_causal(shown):
+    if architectures and shown != model_class.__name__ and (vision or not _is_causal(shown)):
         raise ModelUnsupported(
             f"{name} holds a {shown}, not a language model with a head ({model_class.__name__})"
         )
@@ -203,7 +244,9 @@ def _eos_token_ids(path: Path, config: PreTrainedConfig) -> tuple[int, ...]:
     """End tokens of the config and of generation_config.json, first named first."""
     found: list[int] = []
     generation = path / "generation_config.json"
-    sources: list[Any] = [getattr(config, "eos_token_id", None)]
+    sources: list[Any] = [
+        getattr(part, "eos_token_id", None) for part in (config, config.get_text_config())
+    ]
     if path.is_dir() and generation.exists():
         try:
             sources.insert(0, json.loads(generation.read_text()).get("eos_token_id"))
