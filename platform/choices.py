@@ -32,6 +32,12 @@ class Choices:
         self.chosen[sequence.seq_id] = Chosen(sequence, num_tokens, drafts)
         self.budget -= num_tokens + len(drafts)
 
+    def leaves_out(self, sequence: Sequence) -> bool:
+        """Whether known tokens of a running sequence must wait for a later step."""
+        chosen = self.chosen.get(sequence.seq_id)
+        missing = len(sequence.tokens) - sequence.num_computed_tokens
+        return missing > (0 if chosen is None else chosen.num_tokens)
+
     def park(self, sequence: Sequence) -> None:
         """A sequence lost its place: it gives its rows back."""
         self._take_back(sequence)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from plait.platform.batch import build
 from plait.platform.core import Event, FinishReason, Span, SpanResult, StepPlan, StepResult
+from plait.platform.drafting import NoDrafts
 from plait.platform.errors import AdapterUnavailable, InternalError, PlaitError
 from plait.platform.messages import AdapterLoaded, Stats
 from plait.platform.output import OutputText
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from plait.platform.batch import AdapterSegment
     from plait.platform.config import EngineConfig
     from plait.platform.core import Request, Sequence, TokenLogprobs
+    from plait.platform.drafting import Drafter
     from plait.platform.executor import Executor
     from plait.platform.messages import LoadAdapter
     from plait.platform.strand import Strand
@@ -51,7 +53,7 @@ class Engine:
     of its sequences, whatever happens to it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (parts, each of which may be missing)
         self,
         config: EngineConfig,
         executor: Executor,
@@ -59,12 +61,14 @@ class Engine:
         *,
         strands: SequenceOf[Strand] = (),
         adapters: AdapterPool | None = None,
+        drafter: Drafter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.scheduler = Scheduler(config.scheduler, config.cache, strands)
         self._strands = Strands(strands)
         self._adapters = adapters
+        self._drafter = drafter or NoDrafts()
         self._answers: list[AdapterLoaded] = []  # to adapters that no pool takes
         self._executor = executor
         self._tokenizer = tokenizer
@@ -178,6 +182,7 @@ class Engine:
         """
         began = self._clock()
         events, self._pending = self._pending, []
+        self._drafter.draft(self.scheduler.lacking_one, self.scheduler.room_for_drafts)
         plan = self.scheduler.plan(began)
         if plan is None:
             if not events:
@@ -188,11 +193,12 @@ class Engine:
             if span.sequence.started_s is None:
                 span.sequence.started_s = began
         if plan.spans:
+            computing = self._clock()
             result = self._compute(plan)
+            self._drafter.computed(plan, result, self._clock() - computing)
             for commit in self.scheduler.commit(plan, result, self._stop):
                 self._count_tokens(commit)
                 events += self._events(commit)
-                self._propose(commit.sequence)
         self._count(plan, began)
         return events
 
@@ -246,12 +252,6 @@ class Engine:
             return FinishReason.STOP, None
         return ending
 
-    def _propose(self, sequence: Sequence) -> None:
-        """Drafts for the next step; all of them may hold, and one token more comes with them."""
-        if sequence.finish_reason is None:
-            limit = sequence.max_total_tokens - len(sequence.tokens) - 1
-            sequence.drafts[:] = self._strands.propose(sequence, limit)
-
     # --- what leaves ---
 
     def _events(self, commit: Commit) -> list[Event]:
@@ -287,6 +287,7 @@ class Engine:
             num_cached_tokens=sequence.num_cached_tokens,
             num_draft_tokens=sequence.num_draft_tokens,
             num_accepted_tokens=sequence.num_accepted_tokens,
+            draft_counts=tuple((s, *counts) for s, counts in sorted(sequence.draft_counts.items())),
             queued_s=(sequence.started_s or sequence.added_s) - sequence.added_s,
             num_preemptions=sequence.num_preemptions,
             error=sequence.failure,

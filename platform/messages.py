@@ -112,8 +112,10 @@ class Stats(msgspec.Struct, frozen=True):
     mask_rows: int = 0
     mask_seconds: float = 0.0  # spent filling masks, beside the forward pass
     mask_wait_seconds: float = 0.0  # of these, how long steps waited
-    forced_tokens: int = 0  # text that grammars force, proposed as drafts and verified
-    accepted_forced_tokens: int = 0
+    drafts: dict[str, tuple[int, int]] = {}  # source → (verified, of these output)
+    accepted_by_position: tuple[int, ...] = ()  # drafts that held, by their place in a run
+    num_draft_runs: int = 0  # runs of drafts that were verified
+    draft_seconds: float = 0.0  # spent drafting, beside the steps
 
 
 class Events(msgspec.Struct, tag="events"):

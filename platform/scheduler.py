@@ -115,6 +115,7 @@ class Scheduler:
         self._num_sequences = 0
         self._step_id = 0
         self._in_flight: dict[int, int] = {}  # sequence → epoch, of the plan `_step_id`
+        self._room = self._config.max_num_batched_tokens - 1  # see `room_for_drafts`
         self.num_unfinished = 0  # sequences that have not ended
         self.num_preemptions = 0
         self.prefix_queries = 0  # prompt tokens looked up, once per request
@@ -142,6 +143,16 @@ class Scheduler:
     def kv_usage(self) -> float:
         """Share of KV blocks that sequences hold, of the fullest group; 0 … 1."""
         return self._kv.usage
+
+    @property
+    def lacking_one(self) -> list[Sequence]:
+        """Running sequences whose next step computes one token: those that drafts may go with."""
+        return [s for s in self._running if len(s.tokens) - s.num_computed_tokens == 1]
+
+    @property
+    def room_for_drafts(self) -> int:
+        """Rows that steps had left beside known tokens; none where these did not all fit."""
+        return self._room
 
     # --- requests come and go --------------------------------------------------------------------
 
@@ -243,6 +254,7 @@ class Scheduler:
             assert not self.num_unfinished or self._strands.busy, "a plan without progress"
             return None
         self._step_id += 1
+        self._room = self._left_over(step)
         self._in_flight = {s: chosen.sequence.epoch for s, chosen in step.chosen.items()}
         return StepPlan(
             step_id=self._step_id,
@@ -250,6 +262,14 @@ class Scheduler:
             finished=tuple(step.finished),
             preempted=tuple(step.preempted.values()),
         )
+
+    def _left_over(self, step: Choices) -> int:
+        """Rows of a step that no known token wanted, whether drafts took them or nobody."""
+        if step.budget == 0:
+            kept_out = len(self._running) < self._num_slots and self._waiting.first() is not None
+            if kept_out or any(step.leaves_out(sequence) for sequence in self._running):
+                return 0
+        return step.budget + sum(len(chosen.drafts) for chosen in step.chosen.values())
 
     def _expire(self, step: Choices, now_s: float) -> None:
         message = "the deadline passed before the answer was complete"

@@ -49,8 +49,8 @@ class Strand(Protocol):
     `admit` and `release` pair up: a sequence is admitted before it runs, and released when it
     parks or ends. A parked sequence is admitted anew before it goes on.
 
-    Within a step come `stage`, `commit` and `propose`; a strand that has no part there inherits
-    what does nothing.
+    Within a step come `stage` and `commit`; a strand that has no part there inherits what does
+    nothing.
     """
 
     # --- whether a sequence may run ---
@@ -107,11 +107,6 @@ class Strand(Protocol):
         """
         del sequence, token_id
         return False
-
-    def propose(self, sequence: Sequence, limit: int) -> SequenceOf[int]:
-        """Up to `limit` tokens that probably follow, for the next step to verify."""
-        del sequence, limit
-        return ()
 
     # --- figures ---
 
@@ -175,13 +170,6 @@ class Strands:
         for strand in self._strands:
             complete |= strand.commit(sequence, token_id)
         return complete
-
-    def propose(self, sequence: Sequence, limit: int) -> SequenceOf[int]:
-        """What the first strand that knows something proposes."""
-        for strand in self._strands:
-            if drafts := strand.propose(sequence, limit):
-                return drafts
-        return ()
 
     @property
     def figures(self) -> dict[str, Any]:

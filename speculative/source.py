@@ -30,6 +30,16 @@ class Want:
     limit: int  # at most so many, those in `after` not counted
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What it took a model to draft once, for however many sequences."""
+
+    seconds: float = 0.0
+    num_forwards: int = 0
+    num_rows: int = 0
+    num_catch_up_rows: int = 0  # of these, tokens that were verified before the last step
+
+
 class TextSource(Protocol):
     """Drafts from text alone, in microseconds. Called by the engine's thread."""
 
@@ -44,6 +54,17 @@ class TextSource(Protocol):
 
 class ModelSource(Protocol):
     """Drafts from a model of its own, for many sequences at once. Called by the engine's thread."""
+
+    name: str  # the source of its drafts
+    last: Round  # what the last `propose` took
+
+    def takes(self, sequence: Sequence) -> bool:
+        """Whether it can draft for a sequence at all now."""
+        ...
+
+    def lag(self, sequence: Sequence) -> int:
+        """Rows that it must compute before the first draft, beside the sequence's last token."""
+        ...
 
     def propose(self, wants: SequenceOf[Want]) -> list[Draft | None]:
         """One draft for each of `wants`, in their order."""

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from plait.structured.spec import GrammarSpec
 
 
+FORCED = "grammar"  # the source of drafts that a grammar forces
+
+
 @dataclass(slots=True, kw_only=True)
 class Answer:
     """One sequence's answer as it grows."""
@@ -47,7 +50,7 @@ class Answer:
     def add(self, event: Event) -> None:
         """Count an event and keep its content."""
         self.num_tokens = event.num_output_tokens
-        self.num_forced = event.num_accepted_tokens
+        self.num_forced = sum(held for source, _, held in event.draft_counts if source == FORCED)
         if event.text:
             self.texts.append(event.text)
         self.token_ids.extend(event.token_ids)

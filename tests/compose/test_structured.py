@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 from jsonschema import Draft202012Validator
+from support.drafting import accepted, draft_whatever_it_costs
 
 from plait.platform.config import Options
 from plait.platform.core import CompiledGrammar, Event, FinishReason, Request, SamplingParams
+from plait.platform.drafting import NoDrafts
 from plait.platform.errors import BadRequest, Unsupported
 from plait.platform.intake import Intake
 from plait.platform.messages import Add, ToEngine
@@ -82,6 +84,7 @@ class Served:
             )
         )
         self.engine = self.started.engine
+        draft_whatever_it_costs(self.engine)
         self.grammars = grammars_of(self.started)
         self.intake = Intake(self.engine.config, self.started.tokenizer)
 
@@ -183,7 +186,7 @@ def check(found: dict[tuple[str, int], Answer]) -> int:
 def alone(path: Path) -> dict[tuple[str, int], Answer]:
     """The reference: each by itself, no forced drafts, nothing cached."""
     served = Served(path, enable_prefix_caching=False, kv_cache_bytes=32 << 20)
-    served.strand._force = False
+    served.engine._drafter = NoDrafts()
     events: list[Event] = []
     for request in mixed(served):
         served.engine.add(request)
@@ -210,7 +213,7 @@ def test_any_mix_equals_alone(checkpoint: Callable[[str], Path], rows: int, cach
     assert answers(events) == alone(path)
     assert check(alone(path)) > 8
     if rows > 1:  # where one row is all there is, there is none for drafts
-        assert served.engine.stats.accepted_forced_tokens > 0
+        assert accepted(served.engine.stats, "grammar") > 0
 
 
 @pytest.mark.parametrize("force", [True, False])
@@ -225,7 +228,8 @@ def test_parked_answers_go_on_where_they_were(
         max_num_batched_tokens=64,
         kv_cache_bytes=per_block * (MAX_MODEL_LEN // plenty.block_size + 3),
     )
-    served.strand._force = force
+    if not force:
+        served.engine._drafter = NoDrafts()
     for request in mixed(served):
         served.engine.add(request)
     assert answers(served.drain()) == alone(path)
@@ -271,8 +275,7 @@ def smollm() -> Served:
     return Served(None, kv_cache_bytes=64 << 20)
 
 
-def asked(served: Served, seed: int, force: bool) -> dict[tuple[str, int], Answer]:
-    served.strand._force = force
+def asked(served: Served, seed: int) -> dict[tuple[str, int], Answer]:
     encode = served.started.tokenizer.encode
     for i, name in enumerate((*SPECS, "free")):
         prompt = encode(f"A {name} in JSON with title, name, age and favourite_colour: ")
@@ -286,14 +289,15 @@ def asked(served: Served, seed: int, force: bool) -> dict[tuple[str, int], Answe
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_embedded_model_answers_validly_and_forced_drafts_change_nothing(
-    smollm: Served, seed: int
+    smollm: Served, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = smollm.engine.stats
-    drafted = asked(smollm, seed, force=True)
+    drafted = asked(smollm, seed)
     middle = smollm.engine.stats
-    assert asked(smollm, seed, force=False) == drafted
+    monkeypatch.setattr(smollm.engine, "_drafter", NoDrafts())
+    assert asked(smollm, seed) == drafted
     assert check(drafted) >= 4
-    assert middle.accepted_forced_tokens > before.accepted_forced_tokens
+    assert accepted(middle, "grammar") > accepted(before, "grammar")
     assert {end for _, _, end, _ in drafted.values()} <= {
         f"{FinishReason.STOP}:None",
         f"{FinishReason.LENGTH}:None",

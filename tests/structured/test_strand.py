@@ -26,6 +26,7 @@ from support.constrained import (
     request,
     text_of,
 )
+from support.drafting import DEAR_ROWS, accepted, verified
 from support.fake_adapters import AdapterFiles
 from support.grammars import END, FIRST_LONGER, OTHER_END, vocabulary
 
@@ -34,7 +35,6 @@ from plait.adapters.strand import AdapterStrand
 from plait.platform.core import AdapterUse, CompiledGrammar, Event, FinishReason, Request
 from plait.platform.engine import Engine
 from plait.platform.errors import GrammarFault
-from plait.structured.acceptance import Acceptance
 from plait.structured.matcher import Matcher, MatcherStore
 from plait.structured.spec import GrammarKind
 from plait.structured.strand import GrammarStrand
@@ -95,7 +95,7 @@ def test_any_mix_equals_alone(seed: int, force: bool) -> None:
     assert answers(events) == alone(asked)
     assert check_finished(events) > 5
     assert engine.stats.num_preemptions > 0
-    assert (engine.stats.accepted_forced_tokens > 0) == force
+    assert (accepted(engine.stats, "grammar") > 0) == force
 
 
 def test_counts_of_drafts_are_those_of_the_events() -> None:
@@ -104,8 +104,8 @@ def test_counts_of_drafts_are_those_of_the_events() -> None:
         engine.add(one)
     final = [event for event in drain(engine, strand) if event.finish_reason]
     stats = engine.stats
-    assert stats.forced_tokens == sum(event.num_draft_tokens for event in final) > 0
-    assert stats.accepted_forced_tokens == sum(event.num_accepted_tokens for event in final) > 0
+    assert verified(stats, "grammar") == sum(event.num_draft_tokens for event in final) > 0
+    assert accepted(stats, "grammar") == sum(event.num_accepted_tokens for event in final) > 0
     assert stats.grammar_sequences == sum("free" not in event.request_id for event in final)
 
 
@@ -433,7 +433,9 @@ def test_drafts_of_a_model_that_spells_otherwise_cost_little() -> None:
     }
     text = "{" + ",".join(f'"{name}":1' for name in names) + "}"
     tokens = vocabulary().encode(text)
-    engine, strand = make_engine(spells(text, tokens), num_blocks=128, max_model_len=200)
+    engine, strand = make_engine(
+        spells(text, tokens), num_blocks=128, max_model_len=200, profile=DEAR_ROWS
+    )
     # Forced text is taken for single bytes, which this model hardly ever chooses.
     strand._make_vocabulary = lambda: replace(vocabulary(), encode=lambda text: [*text.encode()])
     engine.add(request("a", compiled(GrammarKind.JSON_SCHEMA, schema), max_tokens=len(tokens)))
@@ -442,22 +444,3 @@ def test_drafts_of_a_model_that_spells_otherwise_cost_little() -> None:
     end = events[-1]
     wrong = end.num_draft_tokens - end.num_accepted_tokens
     assert wrong / 7 < end.num_accepted_tokens + 3  # the steps that they cost, and that they saved
-
-
-def test_acceptance_counts_only_what_was_read() -> None:
-    acceptance = Acceptance()
-    acceptance.verifying((1, 2, 3, 4))
-    for token in (1, 2, 9, 4):
-        acceptance.saw(token)
-    assert (acceptance.num_drafted, acceptance.num_accepted) == (4, 2)
-    before = acceptance.worthwhile(1)
-    acceptance.saw(5)  # no draft stands there
-    assert acceptance.worthwhile(1) == before > acceptance.worthwhile(8)
-    for _ in range(40):
-        acceptance.verifying((1,))
-        acceptance.saw(2)
-    assert acceptance.worthwhile(1) == 0
-    for _ in range(400):
-        acceptance.verifying((1, 2))
-        acceptance.saw(1)
-    assert acceptance.worthwhile(256) > 1

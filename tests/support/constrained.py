@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from jsonschema import Draft202012Validator
+from support.drafting import FREE_ROWS, speculator
 from support.grammars import END, OTHER_END, SPECIAL, WIDTH, vocabulary
 from support.history_executor import HistoryExecutor, engine_config, logits_after
 
@@ -118,13 +119,22 @@ class ScriptedExecutor(HistoryExecutor):
 
 
 def make_engine(
-    logits: Logits = hashed, *, store: MatcherStore | None = None, force: bool = True, **config: Any
+    logits: Logits = hashed,
+    *,
+    store: MatcherStore | None = None,
+    force: bool = True,
+    profile: Mapping[int, float] = FREE_ROWS,
+    **config: Any,
 ) -> tuple[Engine, GrammarStrand]:
     made = engine_config(**config)
     model = replace(made.model, vocab_size=WIDTH, eos_token_ids=(END, OTHER_END))
     made = replace(made, model=model)
-    strand = GrammarStrand(vocabulary, store=store, force=force)
-    return Engine(made, ScriptedExecutor(made, logits), None, strands=[strand]), strand
+    strand = GrammarStrand(vocabulary, store=store)
+    executor = ScriptedExecutor(made, logits)
+    if not force:
+        return Engine(made, executor, None, strands=[strand]), strand
+    drafter = speculator(profile, constraints=strand)
+    return Engine(made, executor, None, strands=[strand, drafter], drafter=drafter), strand
 
 
 # --- requests ----------------------------------------------------------------------------------

@@ -57,16 +57,13 @@ class _GrammarCollector(Collector):
         if pool is not None:
             yield from _pool(pool)
         stats = self._client.stats
+        forced, accepted = stats.drafts.get("grammar", (0, 0))
         for name, text, value in (
             ("mask_rows", "Rows of logits that a grammar masked.", stats.mask_rows),
             ("mask_seconds", "Seconds of filling masks, beside the forward.", stats.mask_seconds),
             ("mask_wait_seconds", "Of these, what steps waited for.", stats.mask_wait_seconds),
-            ("grammar_forced_tokens", "Tokens proposed as forced.", stats.forced_tokens),
-            (
-                "grammar_forced_tokens_accepted",
-                "Forced tokens that became output.",
-                stats.accepted_forced_tokens,
-            ),
+            ("grammar_forced_tokens", "Tokens proposed as forced.", forced),
+            ("grammar_forced_tokens_accepted", "Forced tokens that became output.", accepted),
             ("grammar_faults", "Answers that a broken matcher ended.", stats.grammar_faults),
         ):
             counter = CounterMetricFamily(f"plait:{name}", text)

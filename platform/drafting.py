@@ -1,0 +1,35 @@
+"""How the engine speaks with whatever drafts tokens ahead of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from plait.platform.core import Sequence, StepPlan, StepResult
+
+
+class Drafter(Protocol):
+    """Sets `Sequence.drafts`. Drafts are guesses: whatever they are, they change no token."""
+
+    def draft(self, sequences: SequenceOf[Sequence], room: int) -> None:
+        """Before a plan: give drafts to some of `sequences`, at most `room` of them in all.
+
+        Each of them lacks one token, holds no drafts, and will get its row in the plan if there
+        are blocks.
+        """
+        ...
+
+    def computed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """A plan's result is known, and not yet committed; computing it took so long."""
+        ...
+
+
+class NoDrafts:
+    """Implements `Drafter` by drafting nothing."""
+
+    def draft(self, sequences: SequenceOf[Sequence], room: int) -> None:
+        """See `Drafter.draft`."""
+
+    def computed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """See `Drafter.computed`."""

@@ -1,0 +1,331 @@
+"""Which drafts the sequences of a step get: the one place where all sources meet.
+
+    1  candidates     text that the grammar forces; behind it what the text itself, or recent
+                      answers, suggest; or what the draft model says, where that promises more
+    2  legal          cut where the grammar forbids, so that no such token becomes a row
+    3  worth it       over the whole batch, those that make tokens come fastest (`economy`)
+
+Drafts are guesses that the common step verifies: nothing here can change a token. What fails here
+costs drafts, and never a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from plait.platform.core import SequenceState
+from plait.platform.strand import Strand
+from plait.speculative.acceptance import Whose
+from plait.speculative.budget import Load
+from plait.speculative.cost import StepCost
+from plait.speculative.economy import Economy, Offer, split
+from plait.speculative.source import Draft, Want
+
+if TYPE_CHECKING:
+    from plait.platform.core import Sequence, StepPlan, StepResult
+    from plait.speculative.source import ModelSource, TextSource
+
+log = logging.getLogger(__name__)
+
+FORCED = "grammar"
+MAX_FAULTS = 3  # in a row, until nothing is drafted any more
+
+
+class Constraints(Protocol):
+    """What grammars say of drafts. Implemented by `structured.strand.GrammarStrand`."""
+
+    def forced(self, sequence: Sequence, limit: int) -> list[int]:
+        """Tokens of the text that must follow, at most `limit`."""
+        ...
+
+    def count_legal(self, sequence: Sequence, drafts: SequenceOf[int]) -> int:
+        """How many of `drafts` may follow, one behind the other."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Rival:
+    """What the draft model may be asked, and what it competes with."""
+
+    place: int  # among all that want drafts
+    want: Want
+    forced: tuple[Draft, ...]
+    text: tuple[Draft, ...]  # behind what is forced
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known of one sequence until it ends."""
+
+    whose: Whose
+    offer: Offer | None = None  # what its drafts were taken from
+    accepting: deque[str] = field(default_factory=deque)  # sources of drafts that hold
+
+
+class Speculator(Strand):
+    """Implements `platform.drafting.Drafter`. It is a strand too, so as to see what comes of it.
+
+    `texts` are asked in turn for what follows; the longest that promises most wins.
+    """
+
+    def __init__(
+        self,
+        economy: Economy,
+        *,
+        max_tokens: int,
+        constraints: Constraints | None = None,
+        texts: SequenceOf[TextSource] = (),
+        model: ModelSource | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._economy = economy
+        self._max_tokens = max_tokens
+        self._constraints = constraints
+        self._texts = tuple(texts)
+        self._model = model
+        self._model_cost = StepCost()
+        self._clock = clock
+        self._states: dict[int, _State] = {}
+        self._prompt_rows = 0  # of the last plan
+        self._faults_in_a_row = 0
+        self._seconds = 0.0
+        self._counts: dict[str, list[int]] = {}  # source → [verified, accepted]
+        self._by_position: list[int] = []  # accepted, by place in the run
+        self._num_verified_runs = 0
+
+    # --- before a plan ---
+
+    def draft(self, sequences: SequenceOf[Sequence], room: int) -> None:
+        """See `Drafter.draft`."""
+        if not sequences or self._faults_in_a_row >= MAX_FAULTS:
+            return
+        began = self._clock()
+        try:
+            self._economy.begin(self._load(sequences))
+            self._draft(sequences, room)
+            self._faults_in_a_row = 0
+        except Exception:
+            self._faults_in_a_row += 1
+            off = ": nothing is drafted any more" * (self._faults_in_a_row == MAX_FAULTS)
+            log.exception("drafting failed%s", off)
+            for sequence in sequences:
+                sequence.drafts.clear()
+        self._seconds += self._clock() - began
+
+    def _load(self, sequences: SequenceOf[Sequence]) -> Load:
+        return Load(
+            num_decoding=len(sequences),
+            num_prompt_rows=self._prompt_rows,
+            adapters=any(s.request.adapters for s in sequences),
+            masks=any(s.request.grammar is not None for s in sequences),
+        )
+
+    def _draft(self, sequences: SequenceOf[Sequence], room: int) -> None:
+        wants = [w for w in map(self._want, sequences) if w.limit > 0]
+        if not wants or room <= 0:
+            return
+        chains = [self._text(want) for want in wants]
+        if self._model is not None:
+            self._ask_model(self._model, wants, chains)
+        offers: list[tuple[Sequence, Offer]] = []
+        for want, chain in zip(wants, chains, strict=True):
+            legal = self._legal(want.sequence, chain)
+            if legal:
+                state = self._state(want.sequence)
+                state.offer = Offer(whose=state.whose, drafts=legal)
+                offers.append((want.sequence, state.offer))
+        counts = self._economy.choose([offer for _, offer in offers], max_rows=room)
+        for (sequence, offer), count in zip(offers, counts, strict=True):
+            tokens = [token for draft in offer.drafts for token in draft.tokens]
+            sequence.drafts[:] = tokens[:count]
+
+    def _want(self, sequence: Sequence) -> Want:
+        """How many drafts could be of use: all may hold, and one token more comes with them."""
+        said = sequence.request.speculation
+        limit = min(self._max_tokens, sequence.max_total_tokens - len(sequence.tokens) - 1)
+        if said.max_tokens is not None:
+            limit = min(limit, said.max_tokens)
+        return Want(sequence=sequence, limit=limit if said.enabled else 0)
+
+    def _text(self, want: Want) -> tuple[Draft, ...]:
+        """Forced text, and what other text suggests behind it."""
+        forced: tuple[int, ...] = ()
+        if self._constraints is not None and want.sequence.request.grammar is not None:
+            forced = tuple(self._constraints.forced(want.sequence, want.limit))
+        chain = (Draft(tokens=forced, source=FORCED),) if forced else ()
+        rest = replace(want, after=forced, limit=want.limit - len(forced))
+        if rest.limit <= 0:
+            return chain
+        found = [d for d in (text.propose(rest) for text in self._texts) if d is not None]
+        if not found:
+            return chain
+        return (*chain, max(found, key=lambda draft: self._promise(want.sequence, (draft,))))
+
+    def _promise(self, sequence: Sequence, chain: tuple[Draft, ...]) -> float:
+        """Tokens that drafts are expected to bring."""
+        whose = self._state(sequence).whose
+        promised, reached = 0.0, 1.0
+        for draft in chain:
+            survival = self._economy.acceptance.survival(whose, draft)
+            promised += reached * sum(survival)
+            reached *= survival[-1]
+        return promised
+
+    def _ask_model(
+        self, model: ModelSource, wants: SequenceOf[Want], chains: list[tuple[Draft, ...]]
+    ) -> None:
+        """Replace what stands behind forced text in `chains` where the model promises more."""
+        rivals: list[_Rival] = []
+        for place, (want, chain) in enumerate(zip(wants, chains, strict=True)):
+            rival = self._rival(model, place, want, chain)
+            if rival is not None:
+                rivals.append(rival)
+        lag = sum(model.lag(rival.want.sequence) for rival in rivals)
+        depths = self._economy.depths(
+            model.name,
+            [(self._state(rival.want.sequence).whose, rival.want.limit) for rival in rivals],
+            self._model_cost.seconds,
+            start_seconds=self._model_cost.seconds(lag) if lag else 0.0,
+        )
+        asked = [
+            replace(rival, want=replace(rival.want, limit=depth))
+            for rival, depth in zip(rivals, depths, strict=True)
+            if depth
+        ]
+        if not asked:
+            return
+        drafts = model.propose([rival.want for rival in asked])
+        self._economy.ledger.spend(model.name, model.last.seconds)
+        if model.last.num_forwards:
+            num_rows = round(model.last.num_rows / model.last.num_forwards)
+            self._model_cost.measured(num_rows, model.last.seconds / model.last.num_forwards)
+        for rival, draft in zip(asked, drafts, strict=True):
+            if draft is not None and draft.tokens:
+                sequence = rival.want.sequence
+                if self._promise(sequence, (draft,)) > self._promise(sequence, rival.text):
+                    chains[rival.place] = (*rival.forced, draft)
+
+    def _rival(
+        self, model: ModelSource, place: int, want: Want, chain: tuple[Draft, ...]
+    ) -> _Rival | None:
+        """What the model could be asked in place of a chain; None where the chain promises more."""
+        forced = chain[:1] if chain and chain[0].source == FORCED else ()
+        after = forced[0].tokens if forced else ()
+        rest = replace(want, after=after, limit=want.limit - len(after))
+        if rest.limit <= 0 or not model.takes(want.sequence):
+            return None
+        text = chain[len(forced) :]
+        whose = self._state(want.sequence).whose
+        expected = self._economy.acceptance.expected(whose, model.name, rest.limit)
+        if sum(expected) <= self._promise(want.sequence, text):
+            return None
+        return _Rival(place, rest, forced, text)
+
+    def _legal(self, sequence: Sequence, chain: tuple[Draft, ...]) -> tuple[Draft, ...]:
+        if not chain or self._constraints is None or sequence.request.grammar is None:
+            return chain
+        tokens = [token for draft in chain for token in draft.tokens]
+        num_legal = self._constraints.count_legal(sequence, tokens)
+        return tuple(
+            replace(draft, tokens=draft.tokens[:num], chances=draft.chances[:num])
+            for draft, num in split(chain, num_legal)
+        )
+
+    def _state(self, sequence: Sequence) -> _State:
+        state = self._states.get(sequence.seq_id)
+        if state is None:
+            request = sequence.request
+            whose = Whose(
+                sequence=sequence.seq_id,
+                generation="+".join(use.generation for use in request.adapters),
+                grammar="" if request.grammar is None else "constrained",
+            )
+            state = self._states[sequence.seq_id] = _State(whose)
+        return state
+
+    # --- after it ---
+
+    def computed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """See `Drafter.computed`: learn how drafts fared, and what the step cost."""
+        for span, outcome in zip(plan.spans, result.spans, strict=True):
+            state = self._states.get(span.sequence.seq_id)
+            if state is None or state.offer is None:
+                continue
+            num_verified, num_sampled = len(span.drafts), len(outcome.token_ids)
+            if num_verified and num_sampled:
+                # Each sampled token judges the draft in its place; all drafts may hold.
+                num_seen = min(num_sampled, num_verified)
+                self._economy.verified(state.offer, num_verified, num_sampled - 1, num_seen)
+                self._count(span.sequence, state, num_verified, num_sampled - 1)
+            state.offer = None
+        self._prompt_rows = sum(s.num_tokens - s.num_samples for s in plan.spans)
+        self._economy.end(plan.num_rows, seconds)
+
+    def _count(
+        self, sequence: Sequence, state: _State, num_verified: int, num_accepted: int
+    ) -> None:
+        assert state.offer is not None
+        sources = [
+            d.source for d, num in split(state.offer.drafts, num_verified) for _ in range(num)
+        ]
+        for source in sources:
+            sequence.draft_counts.setdefault(source, [0, 0])[0] += 1
+            self._counts.setdefault(source, [0, 0])[0] += 1
+        state.accepting = deque(sources[:num_accepted])
+        self._num_verified_runs += 1
+        self._by_position += [0] * (num_accepted - len(self._by_position))
+        for position in range(num_accepted):
+            self._by_position[position] += 1
+
+    # --- as a strand ---
+
+    def admit(self, sequence: Sequence) -> bool:
+        """See `Strand.admit`: nothing is reserved."""
+        del sequence
+        return True
+
+    def commit(self, sequence: Sequence, token_id: int) -> bool:
+        """See `Strand.commit`: a draft that holds counts once it is output."""
+        del token_id
+        state = self._states.get(sequence.seq_id)
+        if state is not None and state.accepting:
+            source = state.accepting.popleft()
+            sequence.draft_counts[source][1] += 1
+            self._counts[source][1] += 1
+        return False
+
+    def release(self, sequence: Sequence) -> None:
+        """See `Strand.release`: what a sequence taught stays with those of its kind."""
+        if sequence.state is not SequenceState.FINISHED:
+            return
+        for text in self._texts:
+            text.release(sequence)
+        if self._model is not None:
+            self._model.release(sequence)
+        self._economy.release(sequence.seq_id)
+        self._states.pop(sequence.seq_id, None)
+
+    @property
+    def busy(self) -> bool:
+        """See `Strand.busy`: nobody waits for drafts."""
+        return False
+
+    def check_integrity(self, running: Iterable[Sequence]) -> None:
+        """See `Strand.check_integrity`: nothing is kept of a sequence that has ended."""
+        del running
+
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        """See `Strand.figures`."""
+        return {
+            "drafts": {source: tuple(counts) for source, counts in self._counts.items()},
+            "accepted_by_position": tuple(self._by_position),
+            "num_draft_runs": self._num_verified_runs,
+            "draft_seconds": self._seconds,
+        }
