@@ -23,13 +23,22 @@ BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSizes:
+    """What a draft model takes. Its pages lie under the blocks of a group without a window."""
+
+    bytes_per_block: int  # K and V of all its layers
+    weight_bytes: int
+    num_scratch: int  # blocks behind the target's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """What was chosen, and the arithmetic that led to it, one line each."""
 
     cache: CacheConfig
     scheduler: SchedulerConfig
     arithmetic: tuple[str, ...]
-    kv_bytes: int
+    kv_bytes: int  # the draft model's too
     adapter_bytes: int = 0  # of adapters that are placed; 0: none are served
     adapter_host_bytes: int = 0  # of adapters that wait to be
 
@@ -59,15 +68,16 @@ def fit(
     groups: tuple[KVGroup, ...],
     kv_dtype: str,
     available: int,
+    draft: DraftSizes | None = None,
 ) -> Fit:
     """Choose context, batch bounds and the number of KV blocks.
 
-    `available` counts bytes for KV and workspace, weights already taken off. Raises
-    `ConfigError` where an option cannot hold, naming a value that would.
+    `available` counts bytes for KV and workspace, weights (those of `draft` too) already taken
+    off. Raises `ConfigError` where an option cannot hold, naming a value that would.
     """
     _check(options)
     scheduler = _bounds(options, model)
-    sizes = _Sizes(options.block_size, kv_dtype, groups, scheduler)
+    sizes = _Sizes(options.block_size, kv_dtype, groups, scheduler, draft)
     shares = _share(options, available)
     budget = shares.kv
     longest = sizes.longest_sequence(budget)
@@ -81,7 +91,7 @@ def fit(
         )
     if options.max_model_len is None and longest < scheduler.max_model_len:
         scheduler = replace(scheduler, max_model_len=longest)
-        sizes = _Sizes(options.block_size, kv_dtype, groups, scheduler)
+        sizes = _Sizes(options.block_size, kv_dtype, groups, scheduler, draft)
     elif longest < scheduler.max_model_len:
         needed = sizes.bytes_for(scheduler.max_model_len)
         raise ConfigError(
@@ -108,7 +118,10 @@ def fit(
         adapter_bytes=shares.adapters,
         adapter_host_bytes=shares.adapters_host,
     )
-    return replace(chosen, arithmetic=_arithmetic(options, model, shares, chosen))
+    arithmetic = _arithmetic(options, model, shares, chosen)
+    if draft is not None:
+        arithmetic = (*arithmetic, _draft_arithmetic(draft, sizes.draft_bytes_for(tokens)))
+    return replace(chosen, arithmetic=arithmetic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,9 +237,15 @@ class _Sizes:
     """
 
     def __init__(
-        self, block_size: int, dtype: str, groups: tuple[KVGroup, ...], bounds: SchedulerConfig
+        self,
+        block_size: int,
+        dtype: str,
+        groups: tuple[KVGroup, ...],
+        bounds: SchedulerConfig,
+        draft: DraftSizes | None = None,
     ) -> None:
         self._block_size = block_size
+        self._draft = draft
         self._groups = groups
         self._bounds = bounds
         self._block_bytes = [g.bytes_per_block(block_size, BYTES_PER_VALUE[dtype]) for g in groups]
@@ -245,10 +264,17 @@ class _Sizes:
         return tuple(replace(g, num_blocks=self._num_blocks(g, tokens)) for g in self._groups)
 
     def bytes_for(self, tokens: int) -> int:
-        return sum(
+        return self.draft_bytes_for(tokens) + sum(
             self._num_blocks(group, tokens) * size
             for group, size in zip(self._groups, self._block_bytes, strict=True)
         )
+
+    def draft_bytes_for(self, tokens: int) -> int:
+        """Of these, what the draft model takes: as many blocks as a group without a window."""
+        draft = self._draft
+        if draft is None:
+            return 0
+        return (self._blocks(tokens) + 1 + draft.num_scratch) * draft.bytes_per_block
 
     def most_tokens(self, budget: int, useful: int) -> int:
         """The most whole blocks of tokens, at most `useful`, that `budget` bytes hold."""
@@ -291,6 +317,13 @@ def _arithmetic(options: Options, model: ModelInfo, shares: _Shares, fit: Fit) -
             "give more memory to serve it whole"
         )
     return tuple(lines)
+
+
+def _draft_arithmetic(draft: DraftSizes, kv_bytes: int) -> str:
+    return (
+        f"draft model: weights {human(draft.weight_bytes)}; {human(kv_bytes)} of the KV, with "
+        f"{draft.num_scratch} blocks for drafts that have none"
+    )
 
 
 def _adapter_arithmetic(options: Options, shares: _Shares) -> str:

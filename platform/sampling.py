@@ -119,6 +119,20 @@ class Sampler:
                     results[s] = _with_prompt(results[s], prompt)
         return StepResult(spans=tuple(results))
 
+    def choose(
+        self, seq: Sequence, drafts: tuple[int, ...], logits: Floats, *, masked: bool = False
+    ) -> int | None:
+        """What `sample` would choose after `seq` and `drafts` from another model's row.
+
+        None where nothing can be chosen. `logits`: [V] of `seq`'s own vocabulary; `masked`: without
+        what a grammar forbids.
+        """
+        with np.errstate(all="ignore"):
+            try:
+                return self._choose(seq, drafts, _Row(logits=logits, raw=logits, masked=masked))
+            except _NoToken:
+                return None
+
     def _logits(self, hidden: torch.Tensor, rows: np.ndarray, executor: Executor) -> Floats:
         logits: Floats = executor.logits(hidden, rows).cpu().numpy()
         return logits
