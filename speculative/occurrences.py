@@ -76,7 +76,8 @@ class Occurrences:
     def _best(self, chains: _Chains, tail: SequenceOf[int], stop: int, most: int) -> Match | None:
         tokens, last = self.tokens, len(tail) - 1
         most_length = min(len(tail), LONGEST)
-        best, ends = chains.num_tokens, []
+        best = chains.num_tokens
+        ends: list[int] = []
         for position in chains.positions(tail, stop):
             # A quick look at the token that would make it as long as the best.
             if position < best - 1 or tokens[position - best + 1] != tail[last - best + 1]:
@@ -112,7 +113,8 @@ class _Chains:
         last = tail[-self.num_tokens :]
         if len(last) < self.num_tokens or min(last) < 0:
             return []
-        found, previous = [], self._previous
+        found: list[int] = []
+        previous = self._previous
         position = self._heads[self._slot(tail, len(tail) - 1)]
         while position >= 0 and len(found) < _WALK:
             if position < stop:
