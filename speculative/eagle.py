@@ -1,0 +1,398 @@
+"""Drafts by an EAGLE-3 head, from what the target has between its layers.
+
+The head goes along with every step: `ingest` gives it the tapped rows of what the step verified,
+each paired with the token that follows it, at the cost of about one layer. So it stands ready
+behind the last token of each sequence that it follows, and a round of drafts is one pass of the
+head per depth, over all sequences at once.
+
+What it wrote for drafts is written anew when their tokens come to be verified, this time from the
+target's rows. Nothing here can change a text; what fails here costs drafts, never a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from plait.platform.errors import ModelUnsupported
+from plait.speculative.draft_model import Choose, Floats, Mask
+from plait.speculative.eagle_blocks import HeadBlocks, HeadState
+from plait.speculative.eagle_head import EagleHead, HeadRows
+from plait.speculative.source import Draft, Want
+
+if TYPE_CHECKING:
+    from plait.platform.batch import StepBatch
+    from plait.platform.config import KVGroup
+    from plait.platform.core import Sequence, Span, StepPlan, StepResult
+
+log = logging.getLogger(__name__)
+
+SOURCE = "eagle"
+MAX_LOGIT_ROWS = 64  # made at a time: bounds the memory of logits
+MAX_FAULTS = 3  # one after another, until the head is left alone
+_MIN_TEMPERATURE = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadBounds:
+    """What the head has to keep to."""
+
+    block_size: int
+    group: int  # of the target, under whose block numbers the pages lie; see `full_group`
+    num_blocks: int  # of that group
+    num_scratch: int  # blocks behind them; see `num_scratch`
+    vocab_size: int  # of the target
+    eos_token_ids: tuple[int, ...]
+
+
+def full_group(groups: SequenceOf[KVGroup]) -> int:
+    """The first group that keeps every token: the head's pages lie under its block numbers."""
+    for index, group in enumerate(groups):
+        if group.window is None:
+            return index
+    raise ModelUnsupported(
+        "no layer of this model keeps all tokens of a sequence, so a draft head has no blocks to "
+        "lie under: start without --draft",
+        param="draft_model",
+    )
+
+
+def num_scratch(*, block_size: int, max_num_seqs: int, max_draft_tokens: int) -> int:
+    """Blocks for a round of drafts of all sequences, each by others and then by the head."""
+    return max_num_seqs * (-(-2 * max_draft_tokens // block_size) + 1)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Chain:
+    """One sequence in a round. Token i stands at position `start + 1 + i`, behind row `start + i`.
+
+    `hidden` is what the last row gave: it predicts the next token.
+    """
+
+    want: Want
+    hidden: torch.Tensor
+    start: int  # position of the first row
+    table: list[int]
+    tokens: list[int] = field(default_factory=list)  # those of others, then ours
+    chances: list[float] = field(default_factory=list)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the next token is one of the others'."""
+        return len(self.tokens) < len(self.want.after)
+
+    @property
+    def num_drafted(self) -> int:
+        """Tokens of ours."""
+        return len(self.tokens) - len(self.want.after)
+
+
+class EagleSource:
+    """Implements `source.ModelSource`. Belongs to the engine's thread.
+
+    `follows` tells of each sequence, at each of its steps, whether the head shall go along; one
+    that it ever left has no drafts any more. `mask` may be missing as long as nobody asks for
+    drafts of a sequence with a grammar.
+    """
+
+    def __init__(
+        self,
+        head: EagleHead,
+        bounds: HeadBounds,
+        *,
+        choose: Choose,
+        mask: Mask | None = None,
+        follows: Callable[[Sequence], bool] = lambda _sequence: True,
+    ) -> None:
+        self.head = head
+        self.taps = head.taps
+        self.floor = 0.0  # chance that all of a draft so far holds, below which it ends
+        self._bounds = bounds
+        self._choose = choose
+        self._mask = mask
+        self._follows = follows
+        self._blocks = HeadBlocks(
+            block_size=bounds.block_size,
+            group=bounds.group,
+            num_blocks=bounds.num_blocks,
+            num_scratch=bounds.num_scratch,
+        )
+        head.allocate(self._blocks.num_blocks, bounds.block_size)
+        self._counts = {"rounds": 0, "forwards": 0, "rows": 0, "ingested_rows": 0, "faults": 0}
+        self._faults_in_a_row = 0
+
+    # --- what the engine asks --------------------------------------------------------------------
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it failed so often that it is left alone."""
+        return self._faults_in_a_row >= MAX_FAULTS
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Counters since the start, and sequences followed now.
+
+        `unseen_sequences` came with cached tokens that the head had not seen.
+        """
+        return {
+            **self._counts,
+            "sequences": self._blocks.num_followed,
+            "unseen_sequences": self._blocks.num_unseen,
+        }
+
+    def release(self, sequence: Sequence) -> None:
+        """See `ModelSource.release`."""
+        self._blocks.release(sequence)
+
+    def check_integrity(self, sequences: SequenceOf[Sequence]) -> None:
+        """Raise AssertionError unless all that is kept belongs to `sequences`, the unfinished."""
+        self._blocks.check_integrity(sequences)
+
+    # --- going along -----------------------------------------------------------------------------
+
+    def wants_taps(self, plan: StepPlan) -> bool:
+        """Whether the step is to be computed by `forward_tapped(batch, source.taps)`."""
+        return not self.is_off and any(
+            self._blocks.expects(span) and self._follows(span.sequence) for span in plan.spans
+        )
+
+    def ingest(
+        self,
+        plan: StepPlan,
+        batch: StepBatch,
+        taps: torch.Tensor | None,
+        result: StepResult,
+    ) -> None:
+        """Take in a step: once for each that is computed, after sampling and before its commit.
+
+        `taps`: what `forward_tapped` gave beside the hidden rows; None where the step went without.
+        """
+        try:
+            states = [
+                self._blocks.begin(s, is_wanted=taps is not None and self._follows(s.sequence))
+                for s in plan.spans
+            ]
+            if taps is not None:
+                self._ingest(plan, batch, taps, result, states)
+        except Exception:
+            log.exception("the draft head failed in step %d", plan.step_id)
+            self._count_fault(span.sequence for span in plan.spans)
+
+    def _ingest(
+        self,
+        plan: StepPlan,
+        batch: StepBatch,
+        taps: torch.Tensor,
+        result: StepResult,
+        states: SequenceOf[HeadState],
+    ) -> None:
+        taken: list[tuple[int, list[int]]] = []  # (span, the tokens behind its rows)
+        for s, (span, state) in enumerate(zip(plan.spans, states, strict=True)):
+            if not state.is_followed:
+                continue
+            found = result.spans[s]
+            behind = _behind(span, found.token_ids)
+            is_known = max(behind, default=0) < self._bounds.vocab_size
+            if found.error is None and behind and is_known:
+                taken.append((s, behind))
+            else:
+                self._blocks.lose(span.sequence)
+        if not taken:
+            return
+        hidden = self.head.forward(self._rows(batch, taps, taken))
+        ends = np.cumsum([len(behind) for _, behind in taken])
+        for (s, behind), end in zip(taken, ends.tolist(), strict=True):
+            states[s].hidden = hidden[end - 1].clone()
+            self._blocks.seen(states[s], plan.spans[s], len(behind), result.spans[s].token_ids)
+        self._counts["ingested_rows"] += len(hidden)
+
+    def _rows(
+        self, batch: StepBatch, taps: torch.Tensor, taken: SequenceOf[tuple[int, list[int]]]
+    ) -> HeadRows:
+        """The first rows of some spans, as many as there are tokens behind them."""
+        group = self._bounds.group
+        spans = np.array([s for s, _ in taken])
+        counts = np.array([len(behind) for _, behind in taken])
+        starts = batch.query_start[spans]
+        rows = np.concatenate(
+            [np.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]
+        )
+        return HeadRows(
+            hidden=self.head.fuse(taps[torch.from_numpy(rows)]),
+            token_ids=torch.tensor([token for _, behind in taken for token in behind]),
+            positions=torch.from_numpy(batch.positions[rows]),
+            query_start=_offsets(counts),
+            seq_lens=torch.from_numpy((batch.positions[starts] + counts).astype(np.int32)),
+            slot_mapping=torch.from_numpy(batch.slot_mapping[group][rows]),
+            block_table=torch.from_numpy(batch.block_tables[group][spans]),
+        )
+
+    # --- drafting --------------------------------------------------------------------------------
+
+    def propose(self, wants: SequenceOf[Want]) -> list[Draft | None]:
+        """See `ModelSource.propose`. None for a sequence that the head does not follow.
+
+        A fault ends the round without drafts; after some in a row there are none any more.
+        """
+        if self.is_off or not wants:
+            return [None] * len(wants)
+        try:
+            drafts = self._round(wants)
+        except Exception:
+            log.exception("the draft head failed with %d sequences", len(wants))
+            self._count_fault(want.sequence for want in wants)
+            return [None] * len(wants)
+        if any(drafts):
+            self._faults_in_a_row = 0
+        self._counts["rounds"] += 1
+        return drafts
+
+    def _count_fault(self, sequences: Iterable[Sequence]) -> None:
+        self._counts["faults"] += 1
+        self._faults_in_a_row += 1
+        for sequence in sequences:
+            self._blocks.lose(sequence)
+        if self.is_off:
+            log.error("the draft head failed %d times in a row: it is left alone", MAX_FAULTS)
+
+    def _round(self, wants: SequenceOf[Want]) -> list[Draft | None]:
+        self._blocks.begin_round()
+        chains = [self._open(want) for want in wants]
+        going = self._extend([chain for chain in chains if chain is not None])
+        while going:
+            self._forward(going)
+            going = self._extend(going)
+        return [None if chain is None else _draft(chain) for chain in chains]
+
+    def _open(self, want: Want) -> _Chain | None:
+        state = self._blocks.ready(want.sequence)
+        if state is None or state.hidden is None or want.limit < 1:
+            return None
+        start = len(want.sequence.tokens) - 1
+        end = start + len(want.after) + want.limit - 1
+        table = self._blocks.draft_table(want.sequence, end)
+        return _Chain(want=want, hidden=state.hidden, start=start, table=table)
+
+    def _extend(self, chains: SequenceOf[_Chain]) -> list[_Chain]:
+        """Give each chain its next token; returns those that go on."""
+        going = []
+        choosing = []
+        for chain in chains:
+            if not chain.is_given:
+                choosing.append(chain)
+                continue
+            chain.tokens.append(chain.want.after[len(chain.tokens)])
+            is_known = chain.tokens[-1] < self._bounds.vocab_size
+            if is_known and self._has_room(chain):
+                going.append(chain)
+        for begin in range(0, len(choosing), MAX_LOGIT_ROWS):
+            some = choosing[begin : begin + MAX_LOGIT_ROWS]
+            logits: Floats = self.head.logits(torch.stack([c.hidden for c in some])).numpy()
+            going += [c for c, row in zip(some, logits, strict=True) if self._choose_next(c, row)]
+        return going
+
+    def _forward(self, chains: SequenceOf[_Chain]) -> None:
+        """One row more for each chain, with the token that it was given last."""
+        size = self._bounds.block_size
+        positions = np.array([chain.start + len(chain.tokens) - 1 for chain in chains])
+        tables = np.zeros((len(chains), max(len(c.table) for c in chains)), np.int32)
+        for row, chain in zip(tables, chains, strict=True):
+            row[: len(chain.table)] = chain.table
+        blocks = tables[np.arange(len(chains)), positions // size].astype(np.int64)
+        hidden = self.head.forward(
+            HeadRows(
+                hidden=torch.stack([chain.hidden for chain in chains]),
+                token_ids=torch.tensor([chain.tokens[-1] for chain in chains]),
+                positions=torch.from_numpy(positions),
+                query_start=torch.arange(len(chains) + 1, dtype=torch.int32),
+                seq_lens=torch.from_numpy((positions + 1).astype(np.int32)),
+                slot_mapping=torch.from_numpy(blocks * size + positions % size),
+                block_table=torch.from_numpy(tables),
+            )
+        )
+        for chain, row in zip(chains, hidden, strict=True):
+            chain.hidden = row
+        self._counts["forwards"] += 1
+        self._counts["rows"] += len(chains)
+
+    # --- choosing --------------------------------------------------------------------------------
+
+    def _choose_next(self, chain: _Chain, logits: Floats) -> bool:
+        """Choose the next token of a chain; False: there is none, or it is the last."""
+        sequence, drafts = chain.want.sequence, tuple(chain.tokens)
+        row = self._widen(logits, sequence.request.vocab_size or self._bounds.vocab_size)
+        masked = sequence.request.grammar is not None
+        if masked and (self._mask is None or not self._mask(sequence, drafts, row)):
+            return False
+        chance = _chances(row, sequence.request.params.temperature)
+        if chance is None:  # what the grammar allows is not among the head's tokens
+            return False
+        token = self._choose(sequence, drafts, row, masked=masked)
+        if token is None:
+            return False
+        chain.tokens.append(token)
+        chain.chances.append(chance(token))
+        return self._goes_on(chain, token)
+
+    def _widen(self, logits: Floats, width: int) -> Floats:
+        """A row of the sequence's vocabulary: tokens that the head lacks cannot be had."""
+        row = np.full(width, -np.inf, np.float32)
+        ids = self.head.target_ids
+        row[slice(len(logits)) if ids is None else ids.numpy()] = logits
+        return row
+
+    def _goes_on(self, chain: _Chain, token: int) -> bool:
+        if chain.num_drafted >= chain.want.limit or token >= self._bounds.vocab_size:
+            return False
+        if self._ends(chain.want.sequence, token) or math.prod(chain.chances) < self.floor:
+            return False
+        return self._has_room(chain)
+
+    def _has_room(self, chain: _Chain) -> bool:
+        """Whether there is a slot for one row more."""
+        return len(chain.table) * self._bounds.block_size >= chain.start + len(chain.tokens)
+
+    def _ends(self, sequence: Sequence, token: int) -> bool:
+        """Whether an answer ends with a token, as a rule: nothing is drafted behind it."""
+        params = sequence.request.params
+        is_eos = token in self._bounds.eos_token_ids and not params.ignore_eos
+        return is_eos or token in params.stop_token_ids
+
+
+def _behind(span: Span, new: SequenceOf[int]) -> list[int]:
+    """The tokens behind a span's rows, as far as they were verified: `new` is what it gave."""
+    tokens, first = span.sequence.tokens, span.start + 1
+    known = tokens[first : first + span.num_tokens]
+    return [*known, *new[: span.num_tokens - len(known)]]
+
+
+def _offsets(counts: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+
+
+def _draft(chain: _Chain) -> Draft | None:
+    if chain.num_drafted < 1:
+        return None
+    tokens = tuple(chain.tokens[len(chain.want.after) :])
+    return Draft(tokens=tokens, source=SOURCE, chances=tuple(chain.chances))
+
+
+def _chances(row: Floats, temperature: float) -> Callable[[int], float] | None:
+    """The head's own probability of each token of a row, which may be changed afterwards.
+
+    None where the row has no token.
+    """
+    scores = torch.from_numpy(row.copy())
+    if temperature > 0:
+        scores /= max(temperature, _MIN_TEMPERATURE)
+    total = scores.logsumexp(-1)
+    if not bool(torch.isfinite(total)):
+        return None
+    return lambda token: float((scores[token] - total).exp())

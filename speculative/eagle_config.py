@@ -1,0 +1,200 @@
+"""What the config of an EAGLE-3 head says, in either of its forms.
+
+original     architectures ["LlamaForCausalLMEagle3"], the layer's fields beside draft_vocab_size;
+             what training tools differ in lies under eagle_config
+speculators  speculators_model_type "eagle3", the layer's fields under transformer_layer_config
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plait.platform.errors import ModelUnsupported
+from plait.platform.ops.gated_activation import Activation
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+_LAYERS = ("llama", "qwen3")  # whose decoder layer is served
+_ROPES = ("default", "linear", "llama3", "yarn")  # others choose frequencies by the length
+_LAYER_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "hidden_act",
+    "max_position_embeddings",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "attention_bias",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig:
+    """One head: its decoder layer, and what it takes from the target."""
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    eps: float
+    activation: Activation
+    has_bias: bool  # on the attention's projections
+    has_qk_norm: bool
+    vocab_size: int  # of the target
+    draft_vocab_size: int
+    target_hidden_size: int
+    taps: tuple[int, ...] | None  # see `Executor.forward_tapped`; None: the usual three
+    norm_before_residual: bool
+    norm_before_fc: bool
+    layer: Any  # transformers' config of the decoder layer
+
+    @property
+    def num_taps(self) -> int:
+        """Rows of the target beside each other at the head's entrance."""
+        return 3 if self.taps is None else len(self.taps)
+
+    def taps_of(self, num_layers: int) -> tuple[int, ...]:
+        """Where to tap a target of so many layers: low, middle and high, if nothing is said."""
+        taps = (2, num_layers // 2, num_layers - 3) if self.taps is None else self.taps
+        if not all(0 <= tap <= num_layers for tap in taps):
+            raise _unsupported(
+                self.name,
+                f"takes hidden states after {_listed(taps)} layers, and the model has {num_layers}",
+            )
+        return taps
+
+
+def is_head(directory: Path) -> bool:
+    """Whether a directory holds a head that drafts from another model's hidden states."""
+    try:
+        raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(raw, dict) and (
+        "speculators_model_type" in raw
+        or "eagle_config" in raw
+        or "draft_vocab_size" in raw
+        or any("eagle" in str(name).lower() for name in raw.get("architectures") or ())
+    )
+
+
+def read_head_config(directory: Path) -> HeadConfig:
+    """Read a head's config.json. Raises `ModelUnsupported` with what is not served."""
+    name = directory.resolve().name
+    try:
+        raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unsupported(name, f"has no readable config.json: {error}") from error
+    kind = raw.get("speculators_model_type")
+    if kind is None and any("eagle3" in str(a).lower() for a in raw.get("architectures") or ()):
+        return _config(name, raw, raw)
+    if kind == "eagle3" and isinstance(raw.get("transformer_layer_config"), dict):
+        return _config(name, raw, raw["transformer_layer_config"])
+    found = kind or ", ".join(raw.get("architectures") or ("nothing",))
+    raise _unsupported(
+        name, f"holds {found}: of such heads EAGLE-3 alone is served (LlamaForCausalLMEagle3)"
+    )
+
+
+def _config(name: str, raw: Mapping[str, Any], layer: Mapping[str, Any]) -> HeadConfig:
+    _refuse_layer(name, layer)
+    eagle = raw.get("eagle_config") or {}
+    if eagle.get("use_aux_hidden_state") is False:
+        raise _unsupported(name, "takes the last hidden state alone (use_aux_hidden_state false)")
+    parsed = _layer_config(name, layer)
+    hidden_size, num_heads = parsed.hidden_size, parsed.num_attention_heads
+    draft_vocab_size = raw.get("draft_vocab_size") or parsed.vocab_size
+    activation = _ACTIVATIONS.get(str(parsed.hidden_act))
+    if activation is None:
+        raise _unsupported(name, f"has the activation {parsed.hidden_act}, which is not served")
+    return HeadConfig(
+        name=name,
+        hidden_size=hidden_size,
+        intermediate_size=parsed.intermediate_size,
+        num_heads=num_heads,
+        num_kv_heads=parsed.num_key_value_heads or num_heads,
+        head_size=getattr(parsed, "head_dim", None) or hidden_size // num_heads,
+        eps=parsed.rms_norm_eps,
+        activation=activation,
+        has_bias=bool(parsed.attention_bias),
+        has_qk_norm=parsed.model_type == "qwen3",
+        vocab_size=parsed.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        target_hidden_size=raw.get("target_hidden_size") or hidden_size,
+        taps=_taps(name, raw, eagle),
+        norm_before_residual=bool(_flag("norm_before_residual", raw, eagle)),
+        norm_before_fc=bool(_flag("norm_before_fc", raw, eagle)),
+        layer=parsed,
+    )
+
+
+def _flag(name: str, *places: Mapping[str, Any]) -> Any:
+    return next((place[name] for place in places if place.get(name) is not None), None)
+
+
+def _refuse_layer(name: str, layer: Mapping[str, Any]) -> None:
+    if layer.get("model_type", "llama") not in _LAYERS:
+        raise _unsupported(
+            name, f"is made of layers of {layer['model_type']}; those of Llama and Qwen3 are served"
+        )
+    if layer.get("num_hidden_layers", 1) != 1:
+        raise _unsupported(
+            name, f"has {layer['num_hidden_layers']} layers; heads of one are served"
+        )
+    if any(kind != "full_attention" for kind in layer.get("layer_types") or ()):
+        raise _unsupported(name, f"has layers of type {_listed(layer['layer_types'])}")
+    rope = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in _ROPES:
+        raise _unsupported(name, f"has rope scaling of type {kind}; served: {_listed(_ROPES)}")
+
+
+def _layer_config(name: str, layer: Mapping[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    fields = {field: layer[field] for field in _LAYER_FIELDS if layer.get(field) is not None}
+    try:
+        return CONFIG_MAPPING[layer.get("model_type", "llama")].from_dict(fields)
+    except Exception as error:
+        raise _unsupported(name, f"has a config that is not valid: {error}") from error
+
+
+def _taps(name: str, raw: Mapping[str, Any], eagle: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """After how many layers the head takes hidden states.
+
+    On the top level the numbers say just that. Under eagle_config two customs live beside each
+    other: the same, and numbers of layers whose output is meant, one less each. The lowest tap is
+    after layer 1 (of 0, 1, …) in both, so that those of the second custom begin with 1; SGLang
+    tells them apart the same way.
+    """
+    given = raw.get("eagle_aux_hidden_state_layer_ids")
+    nested = given is None
+    if nested:
+        given = eagle.get("eagle_aux_hidden_state_layer_ids")
+    if not given:
+        return None
+    if not isinstance(given, list) or not all(type(tap) is int for tap in given):
+        raise _unsupported(name, "has eagle_aux_hidden_state_layer_ids that are no list of numbers")
+    return tuple(tap + 1 for tap in given) if nested and given[0] == 1 else tuple(given)
+
+
+def _listed(items: Any) -> str:
+    return ", ".join(str(item) for item in items)
+
+
+def _unsupported(name: str, what: str) -> ModelUnsupported:
+    return ModelUnsupported(f"the draft head {name} {what}", param="draft_model")
