@@ -254,6 +254,24 @@ class GrammarTooComplex(BadRequest):
     code = "grammar_too_complex"
 
 
+class InvalidImage(BadRequest):
+    """Not an image that is taken: format, damage, size; the message says which."""
+
+    code = "invalid_image"
+
+
+class ImageTooLarge(InvalidImage):
+    """An image, or all images of a request together, beyond a bound that the message names."""
+
+    code = "image_too_large"
+
+
+class ImageFetchFailed(InvalidImage):
+    """An image's address that may not be fetched, or could not be."""
+
+    code = "image_fetch_failed"
+
+
 class ConfigError(PlaitError):
     """A flag, or a combination of flags, cannot hold; the message names a value that would."""
 

@@ -1,0 +1,114 @@
+"""Images in the content of chat messages: found, checked in form, and numbered.
+
+The messages that come out hold `{"type": "image"}` where an image stands, as chat templates of
+vision-language models read it; the images follow apart, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.platform.errors import BadRequest, Unsupported
+from plait.vision.sources import ImageSource, read_local, read_url
+
+# How large an image is shown to the model; see `plait.vision.shrink`.
+DETAILS = ("auto", "high", "low")
+_PART_KEYS = frozenset({"type", "image_url", "uuid"})  # uuid: vLLM's; never trusted, so not read
+_URL_KEYS = frozenset({"url", "detail"})
+_LOCAL_KINDS = ("image", "image_pil")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePart:
+    """One image of a conversation. `at` is where it stands, for errors."""
+
+    at: str
+    source: ImageSource
+    detail: str = "auto"
+
+
+@dataclass(slots=True, kw_only=True)
+class PartReader:
+    """Takes the images out of one conversation.
+
+    `model` is the model's name, `takes_images` whether it can see; one that cannot refuses.
+    `is_local`: the caller is in this process, so files and pixels are taken beside URLs.
+    """
+
+    model: str
+    takes_images: bool
+    max_images: int
+    is_local: bool = False
+    images: list[ImagePart] = field(default_factory=list)
+
+    def reads(self, kind: Any) -> bool:
+        """Whether a part of this type is an image that could be taken somewhere."""
+        return kind == "image_url" or (self.is_local and kind in _LOCAL_KINDS)
+
+    def read(self, part: Mapping[str, Any], at: str) -> dict[str, Any]:
+        """The part as templates take it; its image is added to `images`.
+
+        Raises `Unsupported` where the model takes no images, `BadRequest` for what is wrong.
+        """
+        if not self.takes_images:
+            raise Unsupported(
+                f"{at}: {self.model} takes no images, so {part['type']} is not served: it reads "
+                "text only",
+                param=at,
+            )
+        if len(self.images) >= self.max_images:
+            raise BadRequest(
+                f"{at}: there are more than {self.max_images} images (--max-images)", param=at
+            )
+        local = part["type"] in _LOCAL_KINDS
+        try:
+            self.images.append(_local(part, at) if local else _url(part, at, self._read_url))
+        except BadRequest as error:
+            if error.param is None:
+                raise type(error)(f"{at}: {error.message}", param=at) from None
+            raise
+        return {"type": "image"}
+
+    @property
+    def _read_url(self) -> Callable[[str], ImageSource]:
+        return read_local if self.is_local else read_url
+
+
+def _url(part: Mapping[str, Any], at: str, read: Callable[[str], ImageSource]) -> ImagePart:
+    _only(part, _PART_KEYS, at)
+    given = part.get("image_url")
+    if isinstance(given, str):  # as some clients write it
+        given = {"url": given}
+    if not isinstance(given, Mapping):
+        raise _wrong(f"{at}.image_url", 'must be an object: {"url": "data:image/png;base64,…"}')
+    _only(given, _URL_KEYS, f"{at}.image_url")
+    url, detail = given.get("url"), given.get("detail")
+    if not isinstance(url, str):
+        raise _wrong(f"{at}.image_url.url", "must be a string")
+    if detail is not None and detail not in DETAILS:
+        raise _wrong(f"{at}.image_url.detail", "must be one of " + ", ".join(DETAILS))
+    return ImagePart(at=f"{at}.image_url", source=read(url), detail=detail or "auto")
+
+
+def _local(part: Mapping[str, Any], at: str) -> ImagePart:
+    """`{"type": "image", "image": …}`; PIL's may be called image_pil, as vLLM has it."""
+    kind = part["type"]
+    _only(part, frozenset({"type", kind}), at)
+    if part.get(kind) is None:
+        raise _wrong(f"{at}.{kind}", "is missing: give the image there")
+    return ImagePart(at=f"{at}.{kind}", source=read_local(part[kind]))
+
+
+def _only(value: Mapping[str, Any], known: frozenset[str], at: str) -> None:
+    for key in value:
+        if key not in known:
+            shown = str(key)[:64]
+            raise _wrong(
+                f"{at}.{shown}", "is not known here; known are " + ", ".join(sorted(known))
+            )
+
+
+def _wrong(param: str, what: str) -> BadRequest:
+    return BadRequest(f"{param} {what}", param=param)
