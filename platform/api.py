@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from plait.adapters.info import AdapterInfo, LoadReport
-from plait.platform.core import FinishReason, InvalidParameter, SamplingParams, TokenLogprobs
+from plait.platform.core import (
+    FinishReason,
+    InvalidParameter,
+    SamplingParams,
+    Speculation,
+    TokenLogprobs,
+)
 from plait.platform.errors import (
     AdapterError,
     AdapterNotFound,
@@ -40,6 +46,7 @@ __all__ = [
     "PlaitError",
     "RequestOutput",
     "SamplingParams",
+    "Speculation",
     "StructuredOutputs",
     "TokenLogprobs",
     "ToolCall",

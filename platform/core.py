@@ -243,6 +243,14 @@ class Speculation:
     enabled: bool = True
     max_tokens: int | None = None  # most drafts in one step; None: the server's bound
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "enabled", _switch("speculation.enabled", self.enabled))
+        name = "speculation.max_tokens"
+        most = _integer_or_none(name, self.max_tokens)
+        if most is not None and most < 0:
+            raise InvalidParameter(name, f"{name} must be at least 0, got {most}")
+        object.__setattr__(self, "max_tokens", most)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from plait.adapters.composition import uses
-from plait.platform.core import CompiledGrammar, Request, SamplingParams
+from plait.platform.core import CompiledGrammar, Request, SamplingParams, Speculation
 from plait.platform.errors import BadRequest, ContextLengthExceeded, Unsupported
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Intake:
         share: float = 1.0,
         tokenizer: Tokenizer | None = None,
         grammar: CompiledGrammar | None = None,
+        speculation: Speculation | None = None,
     ) -> Request:
         """A request ready for `Engine.add`.
 
@@ -79,6 +80,7 @@ class Intake:
             tenant=tenant,
             share=share,
             grammar=grammar,
+            speculation=speculation or Speculation(),
             bad_word_token_ids=self._bad_words(params, tokenizer or self._tokenizer),
         )
 

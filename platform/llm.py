@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from plait.adapters.registry import Wish
 from plait.platform.bundles import with_defaults
 from plait.platform.config import Options
-from plait.platform.core import Request, SamplingParams
+from plait.platform.core import Request, SamplingParams, Speculation
 from plait.platform.errors import (
     AdapterError,
     BadRequest,
@@ -131,12 +131,14 @@ class LLM:
         *,
         adapter: Adapter | Sequence[Adapter] = None,
         structured_outputs: Constraints = None,
+        speculation: Speculation | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer every prompt, in the order given.
 
         `params` is one for all or one per prompt, and so are `structured_outputs`, which answers
-        must obey, and `adapter`: a name, or a list of (name, scale) whose changes add up. Every
+        must obey, and `adapter`: a name, or a list of (name, scale) whose changes add up.
+        `speculation` says whether and how far to draft ahead, which changes no token. Every
         prompt is checked before the first is computed: `BadRequest` names the one that cannot be
         served. A request that fails later has `finish_reason` "error" and `error` on its outputs;
         the others are not touched.
@@ -148,6 +150,7 @@ class LLM:
                 params=one,
                 adapter=adapter,
                 spec=None if constraint is None else constraint.spec(),
+                speculation=speculation,
             )
             for prompt, one, adapter, constraint in zip(
                 several,
@@ -166,6 +169,7 @@ class LLM:
         *,
         adapter: Adapter | Sequence[Adapter] = None,
         structured_outputs: Constraints = None,
+        speculation: Speculation | None = None,
         progress: bool | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
@@ -185,7 +189,7 @@ class LLM:
             for conversation, one, constraint in zip(many, adapters, constraints, strict=True)
         ]
         asked = [
-            self._asked(chat, one, given)
+            self._asked(chat, one, given, speculation)
             for chat, one, given in zip(
                 chats, adapters, _per_prompt(params, len(many)), strict=True
             )
@@ -203,6 +207,7 @@ class LLM:
         *,
         adapter: Adapter = None,
         structured_outputs: StructuredOutputs | None = None,
+        speculation: Speculation | None = None,
     ) -> Iterator[CompletionDelta]:
         """Answer one prompt, handing out what each step adds.
 
@@ -212,7 +217,10 @@ class LLM:
         (one,) = per_prompt(adapter, 1)
         (constraint,) = each_constraint(structured_outputs, 1)
         spec = None if constraint is None else constraint.spec()
-        yield from self._deltas(_Asked(prompt=prompt, params=params, adapter=one, spec=spec))
+        asked = _Asked(
+            prompt=prompt, params=params, adapter=one, spec=spec, speculation=speculation
+        )
+        yield from self._deltas(asked)
 
     def stream_chat(
         self,
@@ -221,13 +229,14 @@ class LLM:
         *,
         adapter: Adapter = None,
         structured_outputs: StructuredOutputs | None = None,
+        speculation: Speculation | None = None,
         **template: Any,
     ) -> Iterator[CompletionDelta]:
         """`stream` for one conversation; calls come as text, in the model's own markup."""
         (one,) = per_prompt(adapter, 1)
         (constraint,) = each_constraint(structured_outputs, 1)
         chat = self._chat_prompt(messages, one, template, constraint)
-        yield from self._deltas(self._asked(chat, one, params))
+        yield from self._deltas(self._asked(chat, one, params, speculation))
 
     def encode_chat(
         self, messages: Messages, *, adapter: Adapter = None, **template: Any
@@ -269,7 +278,13 @@ class LLM:
             spec = self._adapters.constraint(adapter)
         return chat_prompt(tokenizer, messages, template, spec)
 
-    def _asked(self, chat: ChatPrompt, adapter: Adapter, params: SamplingParams | None) -> _Asked:
+    def _asked(
+        self,
+        chat: ChatPrompt,
+        adapter: Adapter,
+        params: SamplingParams | None,
+        speculation: Speculation | None,
+    ) -> _Asked:
         tokenizer = self._adapters.tokenizer(adapter)
         ids = tokenizer.encode(chat.text, add_special_tokens=False)
         return _Asked(
@@ -277,6 +292,7 @@ class LLM:
             params=params,
             adapter=adapter,
             spec=chat.spec,
+            speculation=speculation,
             chat=chat,
         )
 
@@ -313,6 +329,7 @@ class LLM:
                 adapters=[(one.info, one.scale) for one in chosen],
                 tokenizer=tokenizer,
                 grammar=grammar,
+                speculation=asked.speculation,
             )
         except (BadRequest, AdapterError) as error:
             raise type(error)(f"prompt {at}: {error.message}", param=error.param) from None
@@ -395,6 +412,7 @@ class _Asked:
     params: SamplingParams | None
     adapter: Adapter
     spec: GrammarSpec | None
+    speculation: Speculation | None
     chat: ChatPrompt | None = None
 
 

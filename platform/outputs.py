@@ -19,6 +19,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the token id or string that stopped it
     error: str | None = None  # why finish_reason is "error"
+    drafts: dict[str, tuple[int, int]] = field(default_factory=dict)  # source → verified, output
     # Of chats with tools or a constraint, taken from `text` once the answer has ended:
     content: str | None = None  # without thinking and calls
     reasoning: str = ""
@@ -54,6 +55,7 @@ class RequestOutput:
         output.token_ids.extend(event.token_ids)
         if output.logprobs is not None:
             output.logprobs.extend(event.logprobs)
+        output.drafts.update((s, (verified, held)) for s, verified, held in event.draft_counts)
         output.finish_reason = event.finish_reason
         output.stop_reason = event.stop_reason
         output.error = None if event.error is None else event.error[1]

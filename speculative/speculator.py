@@ -79,6 +79,7 @@ class Speculator(Strand):
         economy: Economy,
         *,
         max_tokens: int,
+        vocab_size: int,
         constraints: Constraints | None = None,
         texts: SequenceOf[TextSource] = (),
         model: ModelSource | None = None,
@@ -86,6 +87,7 @@ class Speculator(Strand):
     ) -> None:
         self._economy = economy
         self._max_tokens = max_tokens
+        self._vocab_size = vocab_size
         self._constraints = constraints
         self._texts = tuple(texts)
         self._model = model
@@ -228,10 +230,14 @@ class Speculator(Strand):
         return _Rival(place, rest, forced, text)
 
     def _legal(self, sequence: Sequence, chain: tuple[Draft, ...]) -> tuple[Draft, ...]:
-        if not chain or self._constraints is None or sequence.request.grammar is None:
-            return chain
+        """Cut where the vocabulary or the grammar has no such token."""
         tokens = [token for draft in chain for token in draft.tokens]
-        num_legal = self._constraints.count_legal(sequence, tokens)
+        width = sequence.request.vocab_size or self._vocab_size
+        num_legal = next((i for i, t in enumerate(tokens) if not 0 <= t < width), len(tokens))
+        if self._constraints is not None and sequence.request.grammar is not None:
+            num_legal = self._constraints.count_legal(sequence, tokens[:num_legal])
+        if num_legal == len(tokens):
+            return chain
         return tuple(
             replace(draft, tokens=draft.tokens[:num], chances=draft.chances[:num])
             for draft, num in split(chain, num_legal)

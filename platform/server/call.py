@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request as HttpRequest
 
+from plait.platform.core import Speculation
 from plait.platform.errors import BadRequest, DeadlineExceeded
 from plait.platform.server.adapters.resolve import Target, resolve
 from plait.platform.server.context import cache_salt
@@ -19,7 +20,7 @@ from plait.platform.server.params import valid_request_id
 if TYPE_CHECKING:
     from plait.platform.server.context import ServerContext
     from plait.platform.server.responses import Usage
-    from plait.platform.server.schemas import GenerationRequest
+    from plait.platform.server.schemas import GenerationRequest, SpeculationWish
 
 TIMEOUT_HEADER = "x-request-timeout"
 MAX_TIMEOUT_S = 86_400.0
@@ -38,6 +39,7 @@ class Call:
     target: Target
     fingerprint: str
     priority: int
+    speculation: Speculation
     cache_salt: str
     prompt_param: str  # the field that holds the prompt, for errors
     tenant: str  # digest of the key
@@ -96,11 +98,19 @@ async def begin(
         target=target,
         fingerprint=context.fingerprint,
         priority=body.priority,
+        speculation=_speculation(body.speculation),
         prompt_param=prompt_param,
         cache_salt=cache_salt(access.key_digest, body.cache_salt),
         tenant=access.key_digest,
         share=access.weight,
     )
+
+
+def _speculation(wish: SpeculationWish | None) -> Speculation:
+    """Raises `InvalidParameter`."""
+    if wish is None:
+        return Speculation()
+    return Speculation(enabled=wish.enabled, max_tokens=wish.max_tokens)
 
 
 def _time_left_s(arrival_s: float, timeout_s: float | None) -> float | None:

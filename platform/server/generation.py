@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, cast
 from plait.platform.core import CompiledGrammar, Event, Request, SamplingParams, TokenLogprobs
 from plait.platform.errors import BadRequest, InternalError, Overloaded
 from plait.platform.server.errors import event_error
-from plait.platform.server.responses import CompletionTokensDetails, PromptTokensDetails, Usage
+from plait.platform.server.responses import (
+    DraftCounts,
+    PromptTokensDetails,
+    Usage,
+    completion_details,
+)
 
 if TYPE_CHECKING:
     from plait.platform.server.call import Call
@@ -25,9 +30,6 @@ if TYPE_CHECKING:
     from plait.platform.server.prompts import Prompt
     from plait.platform.server.structured.replies import Reading
     from plait.structured.spec import GrammarSpec
-
-
-FORCED = "grammar"  # the source of drafts that a grammar forces
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,13 +46,14 @@ class Answer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    num_forced: int = 0  # tokens that followed from the grammar
+    drafts: dict[str, DraftCounts] = field(default_factory=dict)  # by source, so far
     reading: Reading | None = None  # of calls and thinking; None: the text is the content
 
     def add(self, event: Event) -> None:
         """Count an event and keep its content."""
         self.num_tokens = event.num_output_tokens
-        self.num_forced = sum(held for source, _, held in event.draft_counts if source == FORCED)
+        for source, num_drafted, num_accepted in event.draft_counts:
+            self.drafts[source] = DraftCounts(drafted=num_drafted, accepted=num_accepted)
         if event.text:
             self.texts.append(event.text)
         self.token_ids.extend(event.token_ids)
@@ -134,9 +137,7 @@ class Generation:
             completion_tokens=output,
             total_tokens=prompt + output,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._num_cached)),
-            completion_tokens_details=CompletionTokensDetails(
-                forced_tokens=sum(answer.num_forced for answer in self.answers)
-            ),
+            completion_tokens_details=completion_details(answer.drafts for answer in self.answers),
         )
 
     def close(self) -> None:
@@ -271,6 +272,7 @@ def _request(
         prompt_token_ids=prompt.token_ids,
         params=params,
         priority=call.priority,
+        speculation=call.speculation,
         cache_salt=call.cache_salt,
         adapters=[(one.info, one.scale) for one in call.target.adapters],
         tenant=call.tenant,

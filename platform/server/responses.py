@@ -5,6 +5,7 @@ Fields without a default are always written; the others only where they have som
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -18,11 +19,50 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
-class CompletionTokensDetails(msgspec.Struct):
+class DraftCounts(msgspec.Struct):
+    """Drafts of one source: how many a step verified, and how many of these are output."""
+
+    drafted: int
+    accepted: int
+
+
+class SpeculationDetails(msgspec.Struct):
+    """Drafts of all sources."""
+
+    drafted_tokens: int
+    accepted_tokens: int
+    by_source: dict[str, DraftCounts]
+
+
+class CompletionTokensDetails(msgspec.Struct, kw_only=True):
     """Parts of `completion_tokens`."""
 
     reasoning_tokens: int = 0  # counts as text
     forced_tokens: int = 0  # followed from the grammar, and were verified at no step of their own
+    speculation: SpeculationDetails | msgspec.UnsetType = msgspec.UNSET  # where there were drafts
+
+
+FORCED = "grammar"  # the source of drafts that a grammar forces
+
+
+def completion_details(answers: Iterable[dict[str, DraftCounts]]) -> CompletionTokensDetails:
+    """Of all answers of a request, each with its drafts by source."""
+    total: dict[str, DraftCounts] = {}
+    for drafts in answers:
+        for source, counts in drafts.items():
+            known = total.setdefault(source, DraftCounts(drafted=0, accepted=0))
+            known.drafted += counts.drafted
+            known.accepted += counts.accepted
+    if not total:
+        return CompletionTokensDetails()
+    return CompletionTokensDetails(
+        forced_tokens=total[FORCED].accepted if FORCED in total else 0,
+        speculation=SpeculationDetails(
+            drafted_tokens=sum(counts.drafted for counts in total.values()),
+            accepted_tokens=sum(counts.accepted for counts in total.values()),
+            by_source=total,
+        ),
+    )
 
 
 class Usage(msgspec.Struct):

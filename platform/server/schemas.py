@@ -85,6 +85,13 @@ class Constraint(Schema):
     structural_tag: dict[str, Any] | str | None = None
 
 
+class SpeculationWish(Schema):
+    """Whether and how far to draft ahead. Ranges: `core.Speculation`."""
+
+    enabled: bool = True
+    max_tokens: Int | None = None
+
+
 class GenerationRequest(AdapterChoice, Constraint):
     """What chat and completion requests have in common."""
 
@@ -121,6 +128,7 @@ class GenerationRequest(AdapterChoice, Constraint):
     cache_salt: str | None = None
     timeout: float | None = None
     use_beam_search: bool = False
+    speculation: SpeculationWish | None = None
 
 
 class ChatTemplating(Schema):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from support.grammars import WIDTH
+
 from plait.platform.engine import Engine
 from plait.speculative.cost import StepCost
 from plait.speculative.economy import Economy
@@ -22,8 +24,24 @@ class FixedCost(StepCost):
         """Learn nothing."""
 
 
+class EagerEconomy(Economy):
+    """Has all drafts made and verified, however they fare."""
+
+    def depths(self, source: str, wanted: Any, *_: Any, **__: Any) -> list[int]:
+        return [limit for _, limit in wanted]
+
+    def choose(self, offers: Any, *, max_rows: int = 256) -> list[int]:
+        counts = []
+        for offer in offers:
+            counts.append(min(offer.num_tokens, max_rows))
+            max_rows -= counts[-1]
+        return counts
+
+
 def speculator(profile: Mapping[int, float] = FREE_ROWS, **parts: Any) -> Speculator:
-    return Speculator(Economy(FixedCost(profile)), **({"max_tokens": 16} | parts))
+    return Speculator(
+        Economy(FixedCost(profile)), **({"max_tokens": 16, "vocab_size": WIDTH} | parts)
+    )
 
 
 def draft_whatever_it_costs(engine: Engine) -> Speculator:
