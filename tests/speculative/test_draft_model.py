@@ -69,6 +69,7 @@ class ModelDrafts(Strand):
             and self.source.takes(sequence)
             and (self.rng is None or self.rng.random() < 0.7)
         ]
+        assert all(self.source.lag(want.sequence) < len(want.sequence.tokens) for want in wants)
         for want, draft in zip(wants, self.source.propose(wants), strict=True):
             if draft is not None:
                 assert len(draft.tokens) == len(draft.chances) <= want.limit
@@ -221,6 +222,44 @@ def test_every_draft_of_a_model_that_equals_the_target_holds(
     world.check_all_held()
     assert 0 < world.drafts.largest_catch_up <= max_rows
     assert (world.engine.stats.num_preemptions > 0) == (num_blocks == 18)
+
+
+class Wayward(HistoryExecutor):
+    """The target's rows, but of every other history those of another token."""
+
+    def logits(self, hidden, rows):
+        logits = super().logits(hidden, rows)
+        return torch.stack([row.roll(int(1e3 * row[5]) % 2) for row in logits])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_drafts_of_which_some_hold_are_those_of_a_fresh_model(seed: int) -> None:
+    world = World(num_blocks=24, max_rows=9, seed=seed)
+    config = world.engine.config
+    world.source._executor = Wayward(config)
+    propose = world.source.propose
+
+    def checked(wants: SequenceOf[Want]) -> list[Draft | None]:
+        drafts = propose(wants)
+        for want, draft in zip(wants, drafts, strict=True):
+            if draft is None:
+                continue
+            fresh, _ = make_source(config, max_rows=1000)
+            fresh._executor = Wayward(config)
+            copy = replace(want.sequence, block_ids=[list(range(1, 24))])
+            limit = len(draft.tokens)
+            assert fresh.propose([Want(sequence=copy, limit=limit)]) == [draft]
+        return drafts
+
+    world.source.propose = checked  # type: ignore[method-assign]
+    assert world.run(*requests(24)) == plain_answers()
+    assert world.source.figures["faults"] == 0
+    ends = [events[-1] for events in world.events.values()]
+    num_held, num_drafts = (
+        sum(getattr(end, name) for end in ends)
+        for name in ("num_accepted_tokens", "num_draft_tokens")
+    )
+    assert 0.1 < num_held / num_drafts < 0.9
 
 
 def test_four_drafts_a_step_make_nearly_five_tokens_a_step() -> None:
