@@ -12,6 +12,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "cpu_features.h"
 #include "kv_write.h"
@@ -174,6 +175,38 @@ void check_spans(const plait::AttentionProblem& p, int64_t num_tokens, int64_t t
   }
 }
 
+// Where each row's keys end: after the range that it is in, else after its own position.
+std::vector<int32_t> key_ends(const plait::AttentionProblem& p, const Tensor& ranges) {
+  constexpr const char* op = "paged_attention";
+  check_shape(ranges, {-1, 3}, op, "ranges", "[N, 3]");
+  check_type(ranges, ScalarType::Int, op, "ranges", "int32");
+  const int32_t* const range = dense_data<int32_t>(ranges, "ranges");
+  std::vector<int32_t> ends(static_cast<size_t>(p.query_start[p.num_spans]));
+  for (int64_t s = 0; s < p.num_spans; ++s) {
+    const int32_t past = p.seq_lens[s] - p.query_start[s + 1];  // from a row to its position
+    for (int32_t row = p.query_start[s]; row < p.query_start[s + 1]; ++row) {
+      ends[static_cast<size_t>(row)] = row + past + 1;
+    }
+  }
+  int32_t last_span = -1;
+  int32_t last_end = 0;
+  for (int64_t i = 0; i < ranges.size(0); ++i) {
+    const int32_t span = range[3 * i], start = range[3 * i + 1], end = range[3 * i + 2];
+    check(span >= last_span && span >= 0 && span < p.num_spans, op, "range ", i, " is of span ",
+          span, " of ", p.num_spans, ", or out of order");
+    check(start < end && start >= (span == last_span ? last_end : 0) && end <= p.seq_lens[span], op,
+          "range ", i, ", ", start, " to ", end, ", must lie apart from the one before it and ",
+          "within the ", p.seq_lens[span], " tokens of its span");
+    const int32_t past = p.seq_lens[span] - p.query_start[span + 1];
+    for (int32_t row = std::max(p.query_start[span], start - past); row + past < end; ++row) {
+      ends[static_cast<size_t>(row)] = end;
+    }
+    last_span = span;
+    last_end = end;
+  }
+  return ends;
+}
+
 void run_workers(int64_t count, const std::function<void(int64_t)>& body) {
   torch::stable::parallel_for(0, count, 1, [&body](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) body(i);
@@ -183,7 +216,7 @@ void run_workers(int64_t count, const std::function<void(int64_t)>& body) {
 Tensor paged_attention(const Tensor& query, const Tensor& pages, int64_t layer,
                        const Tensor& block_table, const Tensor& query_start, const Tensor& seq_lens,
                        double scale, std::optional<int64_t> window, std::optional<double> softcap,
-                       const std::optional<Tensor>& sinks) {
+                       const std::optional<Tensor>& sinks, const std::optional<Tensor>& ranges) {
   constexpr const char* op = "paged_attention";
   const PageShape shape = check_pages(pages, layer, op);
   check_shape(query, {-1, -1, shape.head_size}, op, "query", "[T, Hq, D] with the pages' D");
@@ -231,6 +264,11 @@ Tensor paged_attention(const Tensor& query, const Tensor& pages, int64_t layer,
     p.sinks = dense_data<float>(*sinks, "sinks");
   }
   check_spans(p, query.size(0), block_table.size(1));
+  std::vector<int32_t> ends;
+  if (ranges.has_value() && ranges->size(0) > 0) {
+    ends = key_ends(p, *ranges);
+    p.key_ends = ends.data();
+  }
 
   Tensor out = torch::stable::new_empty(query, {query.size(0), p.num_heads, p.head_size});
   p.out = out.mutable_data_ptr();
@@ -257,7 +295,7 @@ STABLE_TORCH_LIBRARY(plait, m) {
   m.def(
       "paged_attention(Tensor query, Tensor pages, int layer, Tensor block_table, "
       "Tensor query_start, Tensor seq_lens, float scale, int? window, float? softcap, "
-      "Tensor? sinks) -> Tensor");
+      "Tensor? sinks, Tensor? ranges=None) -> Tensor");
 }
 
 // An op without a tensor argument has no device to be dispatched by.

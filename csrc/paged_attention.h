@@ -1,4 +1,5 @@
 // Causal attention over paged K and V, for decode rows, drafts and prompt chunks alike. No torch.
+// Where a step has ranges whose tokens see each other, a row's keys end after its range.
 //
 // Pages of one KV group: [block][layer][K, V][KV head][slot][D]; a block table leads from a
 // sequence's positions to blocks.
@@ -42,6 +43,8 @@ struct AttentionProblem {
   const int32_t* query_start;  // [S + 1]
   const int32_t* seq_lens;     // [S]
   int64_t num_spans;
+  // [T], where each row's keys end, falling nowhere within a span; null: after its own position.
+  const int32_t* key_ends;
 
   int64_t num_heads;
   int64_t num_kv_heads;

@@ -309,7 +309,7 @@ class Attention {
   void run() {
     start();
     const int64_t begin = first_key(0);
-    const int64_t end = first_position_ + item_.num_tokens;
+    const int64_t end = key_end(num_rows_ - 1);
     for (int64_t tile = begin / kTileKeys * kTileKeys; tile < end; tile += kTileKeys) {
       tile_ = tile;
       begin_ = greatest(begin - tile, 0);
@@ -337,12 +337,15 @@ class Attention {
   int64_t first_key(int64_t row) const {
     return p_.window == 0 ? 0 : greatest(0, position(row) - p_.window + 1);
   }
-  // The keys that a row sees, within the tile.
+  int64_t key_end(int64_t row) const {
+    return p_.key_ends == nullptr ? position(row) + 1 : p_.key_ends[first_query_ + row / group_];
+  }
+  // The keys that a row sees, within the tile. Neither falls from row to row.
   int64_t row_begin(int64_t row) const {
     return least(greatest(first_key(row) - tile_, 0), kTileKeys);
   }
   int64_t row_end(int64_t row) const {
-    return greatest(0, least(position(row) + 1 - tile_, kTileKeys));
+    return greatest(0, least(key_end(row) - tile_, kTileKeys));
   }
 
   // Splits the rows into micro-kernels of nearly equal height.

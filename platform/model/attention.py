@@ -68,11 +68,13 @@ class StepContext:
     groups: list[GroupStep]
     query_start: Tensor  # int32 [S+1]
     seq_lens: Tensor  # int32 [S]
+    ranges: Tensor | None = None  # int32 [N, 3], where tokens see each other both ways
 
     def begin(self, batch: StepBatch) -> None:
         """Point the sites at `batch`."""
         self.query_start = torch.from_numpy(batch.query_start)
         self.seq_lens = torch.from_numpy(batch.seq_lens)
+        self.ranges = torch.from_numpy(batch.ranges) if len(batch.ranges) else None
         for group, slots, table in zip(
             self.groups, batch.slot_mapping, batch.block_tables, strict=True
         ):
@@ -110,5 +112,6 @@ class PagedSite:
             window=self.window,
             softcap=options.get("softcap"),
             sinks=options.get("s_aux"),
+            ranges=step.ranges,
         )
         return output[None, :, :, : value.shape[-1]]

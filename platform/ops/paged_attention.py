@@ -28,11 +28,12 @@ def paged_attention(  # noqa: PLR0913 - the tensors of one step, each of its own
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    ranges: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns softmax(scale · q · Kᵀ) · V per row and head, [T, Hq, D] in the query's dtype.
 
     Row r of span s stands at position seq_lens[s] - (rows of s) + r and sees the positions
-    max(0, position - window + 1) … position.
+    max(0, position - window + 1) … position; a row inside a range sees on to the range's end.
 
     Args:
         query: [T, Hq, D] of the pages' dtype; heads and rows may lie apart. Hq is a multiple of
@@ -47,6 +48,8 @@ def paged_attention(  # noqa: PLR0913 - the tensors of one step, each of its own
         window: Positions a row sees, itself included; None: all before it.
         softcap: Scores become softcap · tanh(score / softcap).
         sinks: [Hq]: a logit per head that takes its share of the softmax and has no value.
+        ranges: int32 [N, 3]: (span, start, end), positions of the span's sequence whose tokens see
+            each other. Ascending, apart, and within seq_lens. The window bounds what lies behind.
 
     Raises:
         RuntimeError: An argument does not fit; the message names it.
@@ -65,6 +68,7 @@ def paged_attention(  # noqa: PLR0913 - the tensors of one step, each of its own
             window,
             softcap,
             sinks,
+            *(() if ranges is None else (ranges,)),
         )
         return out
     return reference_paged_attention(
@@ -78,6 +82,7 @@ def paged_attention(  # noqa: PLR0913 - the tensors of one step, each of its own
         window=window,
         softcap=softcap,
         sinks=sinks,
+        ranges=ranges,
     )
 
 
@@ -93,6 +98,7 @@ def reference_paged_attention(  # noqa: PLR0913 - as above
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    ranges: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`paged_attention` span by span in plain torch and fp32: right, but slow."""
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
@@ -110,7 +116,13 @@ def reference_paged_attention(  # noqa: PLR0913 - as above
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         behind = positions[:, None] - torch.arange(first, length, device=query.device)
-        seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+        ends = positions + 1
+        for of_span, first_of_range, end in () if ranges is None else ranges.tolist():
+            if of_span == span:
+                ends[(positions >= first_of_range) & (positions < end)] = end
+        seen = torch.arange(first, length, device=query.device) < ends[:, None]
+        if window is not None:
+            seen &= behind < window
         scores = scores.masked_fill(~seen, float("-inf"))
         if sinks is not None:
             sink = sinks[:, None, None].expand(-1, stop - start, 1)
@@ -195,6 +207,7 @@ def _fake(  # noqa: PLR0913 - the op's signature
     window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    ranges: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    del pages, layer, block_table, query_start, seq_lens, scale, window, softcap, sinks
+    del pages, layer, block_table, query_start, seq_lens, scale, window, softcap, sinks, ranges
     return query.new_empty(query.shape)

@@ -45,7 +45,7 @@ def make_tokens(length, heads, head_size, dtype, seed=0):
     return Tokens(rows(num_heads), rows(num_kv_heads), rows(num_kv_heads))
 
 
-def exact_attention(tokens, *, scale, window=None, softcap=None, sinks=None):
+def exact_attention(tokens, *, scale, window=None, softcap=None, sinks=None, ranges=()):
     """Every row of one sequence in fp64, [n, Hq, D]: sums of exponentials, no softmax."""
     q, k, v = (x.double().transpose(0, 1) for x in (tokens.q, tokens.k, tokens.v))
     shared_by = len(q) // len(k)
@@ -53,7 +53,10 @@ def exact_attention(tokens, *, scale, window=None, softcap=None, sinks=None):
     scores = q @ k.mT * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    weights = scores.exp().tril()
+    seen = torch.ones_like(scores[0], dtype=torch.bool).tril()
+    for start, end in ranges:
+        seen[start:end, start:end] = True
+    weights = scores.exp() * seen
     if window is not None:
         weights = weights.triu(1 - window)
     total = weights.sum(dim=2, keepdim=True)
@@ -94,16 +97,26 @@ def in_pages(spans, *, block_size=16, window=None, seed=0, layers=3, layer=1):
     return query, pages, layer, table, query_start.to(torch.int32), seq_lens
 
 
-def check(op, spans, *, block_size=16, window=None, softcap=None, sinks=None):
+def check(op, spans, *, block_size=16, window=None, softcap=None, sinks=None, ranges=()):
+    """`ranges`: (span, start, end)."""
     scale = spans[0][0].q.shape[2] ** -0.5
     args = in_pages(spans, block_size=block_size, window=window)
     options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
-    out = op(*args, **options)
+    out = op(*args, **options, ranges=as_ranges(ranges))
     exact = torch.cat(
-        [exact_attention(tokens, **options)[start:stop] for tokens, start, stop in spans]
+        [
+            exact_attention(tokens, **options, ranges=[r[1:] for r in ranges if r[0] == span])[
+                start:stop
+            ]
+            for span, (tokens, start, stop) in enumerate(spans)
+        ]
     )
     assert out.dtype is args[0].dtype
     torch.testing.assert_close(out.double(), exact, **tolerance(out.dtype))
+
+
+def as_ranges(ranges):
+    return torch.tensor(ranges, dtype=torch.int32) if ranges else None
 
 
 OPTIONS = {
@@ -149,6 +162,43 @@ def test_every_option_is_right_on_mixed_spans(isa, op, dtype, options):
     long, short = make_tokens(290, (6, 2), 24, dtype, 1), make_tokens(5, (6, 2), 24, dtype, 2)
     spans = [(long, 289, 290), (short, 0, 5), (long, 100, 233), (long, 126, 130), (short, 0, 1)]
     check(op, spans, **options_of(options, 6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("op", [paged_attention, reference_paged_attention])
+def test_rows_of_a_range_see_all_of_it(isa, op, dtype, options):
+    """Ranges over tiles and micro-kernels, at a span's start and end, behind it, and beside none.
+
+    A window bounds what lies behind, never what lies ahead.
+    """
+    long, short = make_tokens(290, (6, 2), 24, dtype, 1), make_tokens(5, (6, 2), 24, dtype, 2)
+    spans = [(long, 289, 290), (short, 0, 5), (long, 100, 280), (long, 0, 44), (short, 0, 4)]
+    ranges = [(0, 3, 60), (1, 0, 5), (2, 20, 90), (2, 100, 103), (2, 110, 270), (2, 279, 280),
+              (3, 17, 30), (3, 30, 44)]  # fmt: skip
+    check(op, spans, ranges=ranges, **options_of(options, 6))
+
+
+def test_a_range_gives_its_rows_the_same_bits_in_any_batch(isa):
+    tokens = make_tokens(300, (6, 2), 24, torch.float32)
+    options = {"scale": 0.2, "window": 90}
+    alone = paged_attention(
+        *in_pages([(tokens, 100, 260)]), **options, ranges=as_ranges([(0, 130, 240)])
+    )
+    beside = in_pages([(tokens, 0, 7), (tokens, 120, 241), (tokens, 5, 6)], seed=3)
+    together = paged_attention(*beside, **options, ranges=as_ranges([(1, 130, 240)]))
+    torch.testing.assert_close(together[7 : 7 + 121], alone[20:141], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [[(0, 5, 5)], [(0, 0, 21)], [(1, 0, 2)], [(0, 4, 8), (0, 7, 9)], [(0, -1, 3)]],
+    ids=["empty", "beyond the sequence", "of no span", "overlapping", "before the sequence"],
+)
+def test_impossible_ranges_are_refused(ranges):
+    tokens = make_tokens(20, (2, 2), 8, torch.float32)
+    with pytest.raises(RuntimeError, match="paged_attention: range"):
+        paged_attention(*in_pages([(tokens, 0, 20)]), scale=1.0, ranges=as_ranges(ranges))
 
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 127, 128, 129, 255, 256, 257])
