@@ -13,7 +13,6 @@ A chain may hold other n-grams of the same slot. Tokens are compared, so that co
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -56,11 +55,19 @@ class Occurrences:
         """Of memory for the text and its chains."""
         return 4 * len(self.tokens) + self._threes.num_bytes + self._ones.num_bytes
 
-    def extend(self, tokens: Iterable[int]) -> None:
+    def extend(self, tokens: SequenceOf[int]) -> None:
         """Append to the text. O(1) a token, amortised: chains are rebuilt when it has doubled."""
+        start = len(self.tokens)
         self.tokens.extend(tokens)
-        self._threes.catch_up(self.tokens)
-        self._ones.catch_up(self.tokens)
+        if len(self.tokens) > len(self._ones.heads):
+            for chains in (self._threes, self._ones):
+                chains.clear(1 << len(self.tokens).bit_length())
+            start = 0
+        if len(self.tokens) - start < _BULK:
+            self._chain(start)
+        else:
+            self._threes.chain_many(self.tokens, start)
+            self._ones.chain_many(self.tokens, start)
 
     def longest(self, tail: SequenceOf[int], stop: int, most: int = 1) -> Match | None:
         """Where the end of `tail` occurred, ending before position `stop`; at most `most` ends.
@@ -74,93 +81,96 @@ class Occurrences:
         return None
 
     def _best(self, chains: _Chains, tail: SequenceOf[int], stop: int, most: int) -> Match | None:
-        tokens, last = self.tokens, len(tail) - 1
+        # One flat loop, as every sequence goes through it in every step.
+        if len(tail) < chains.num_tokens or min(tail[-chains.num_tokens :]) < 0:
+            return None
+        tokens, previous, last = self.tokens, chains.previous, len(tail) - 1
         most_length = min(len(tail), LONGEST)
-        best = chains.num_tokens
+        best, num_walked = chains.num_tokens, 0
         ends: list[int] = []
-        for position in chains.positions(tail, stop):
-            # A quick look at the token that would make it as long as the best.
-            if position < best - 1 or tokens[position - best + 1] != tail[last - best + 1]:
-                continue
-            length, longest = 0, min(most_length, position + 1)
-            while length < longest and tokens[position - length] == tail[last - length] >= 0:
-                length += 1
-            if length > best or (length == best and not ends):
-                best, ends = length, [position + 1]
-            elif length == best and len(ends) < most:
-                ends.append(position + 1)
-            if best == most_length and len(ends) == most:
-                break
+        position = chains.head(tail)
+        while position >= 0 and num_walked < _WALK:
+            if position < stop:
+                num_walked += 1
+                # A quick look at the token that would make it as long as the best.
+                if position >= best - 1 and tokens[position - best + 1] == tail[last - best + 1]:
+                    length, longest = 0, min(most_length, position + 1)
+                    while (
+                        length < longest and tokens[position - length] == tail[last - length] >= 0
+                    ):
+                        length += 1
+                    if length > best:
+                        best, ends = length, [position + 1]
+                    elif length == best and len(ends) < most:
+                        ends.append(position + 1)
+                    if best == most_length and len(ends) == most:
+                        break
+            position = previous[position]
         return Match(best, tuple(ends)) if ends else None
+
+    def _chain(self, start: int) -> None:
+        """Chain the tokens from `start` on, one by one."""
+        ones, threes, mask = self._ones, self._threes, len(self._ones.heads) - 1
+        newest, newer, older = _FACTORS
+        a, b = [BARRIER, BARRIER, *self.tokens[max(0, start - 2) : start]][-2:]
+        for position in range(start, len(self.tokens)):
+            c = self.tokens[position]
+            one = three = -1
+            if c >= 0:
+                mixed = c * newest
+                slot = (mixed ^ (mixed >> _SHIFT)) & mask
+                one, ones.heads[slot] = ones.heads[slot], position
+                if a >= 0 and b >= 0:
+                    mixed += b * newer + a * older
+                    slot = (mixed ^ (mixed >> _SHIFT)) & mask
+                    three, threes.heads[slot] = threes.heads[slot], position
+            ones.previous.append(one)
+            threes.previous.append(three)
+            a, b = b, c
 
 
 class _Chains:
     """The chains of all n-grams of one length."""
 
-    __slots__ = ("_heads", "_previous", "num_tokens")
+    __slots__ = ("heads", "num_tokens", "previous")
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
-        self._previous = array("i")  # by position: the one before it in its chain, or -1
-        self._heads = array("i", [-1]) * _MIN_SLOTS  # by slot: the latest position, or -1
+        self.clear(_MIN_SLOTS)
+
+    def clear(self, num_slots: int) -> None:
+        self.heads = array("i", [-1]) * num_slots  # by slot: the latest position, or -1
+        self.previous = array("i")  # by position: the one before it in its chain, or -1
 
     @property
     def num_bytes(self) -> int:
-        return 4 * (len(self._previous) + len(self._heads))
+        return 4 * (len(self.previous) + len(self.heads))
 
-    def positions(self, tail: SequenceOf[int], stop: int) -> list[int]:
-        """The latest positions before `stop` in the chain of the last tokens of `tail`."""
-        last = tail[-self.num_tokens :]
-        if len(last) < self.num_tokens or min(last) < 0:
-            return []
-        found: list[int] = []
-        previous = self._previous
-        position = self._heads[self._slot(tail, len(tail) - 1)]
-        while position >= 0 and len(found) < _WALK:
-            if position < stop:
-                found.append(position)
-            position = previous[position]
-        return found
+    def head(self, tail: SequenceOf[int]) -> int:
+        """The latest position in the chain of the last tokens of `tail`, which are no barriers."""
+        mixed = sum(tail[-1 - back] * _FACTORS[back] for back in range(self.num_tokens))
+        return self.heads[(mixed ^ (mixed >> _SHIFT)) & (len(self.heads) - 1)]
 
-    def catch_up(self, tokens: array[int]) -> None:
-        """Chain the tokens that are new since the last time."""
-        start, stop = len(self._previous), len(tokens)
-        self._previous.extend(array("i", [-1]) * (stop - start))
-        if stop > len(self._heads):
-            self._heads = array("i", [-1]) * (1 << stop.bit_length())
-            start = 0
+    def chain_many(self, tokens: array[int], start: int) -> None:
+        """`Occurrences._chain` for many positions at once."""
+        stop = len(tokens)
+        self.previous.extend(array("i", [-1]) * (stop - start))
         start = max(start, self.num_tokens - 1)
-        if stop - start >= _BULK:
-            self._chain_many(tokens, start, stop)
-            return
-        for position in range(start, stop):
-            if min(tokens[position - self.num_tokens + 1 : position + 1]) >= 0:
-                slot = self._slot(tokens, position)
-                self._previous[position] = self._heads[slot]
-                self._heads[slot] = position
-
-    def _slot(self, tokens: SequenceOf[int], last: int) -> int:
-        mixed = tokens[last] * _FACTORS[0]
-        if self.num_tokens == 3:
-            mixed += tokens[last - 1] * _FACTORS[1] + tokens[last - 2] * _FACTORS[2]
-        return (mixed ^ (mixed >> _SHIFT)) & (len(self._heads) - 1)
-
-    def _chain_many(self, tokens: array[int], start: int, stop: int) -> None:
-        """The loop of `catch_up` over many positions at once."""
-        text = np.frombuffer(tokens, np.int32)[:stop].astype(np.int64)
+        first = start - self.num_tokens + 1
+        text = np.frombuffer(tokens, np.int32)[first:].astype(np.int64)
         mixed = np.zeros(stop - start, np.int64)
         whole = np.ones(stop - start, bool)
-        for back, factor in zip(range(self.num_tokens), _FACTORS, strict=False):
-            part = text[start - back : stop - back]
-            mixed += part * factor
+        for back in range(self.num_tokens):
+            part = text[start - back - first : stop - back - first]
+            mixed += part * _FACTORS[back]
             whole &= part >= 0
-        slots = ((mixed ^ (mixed >> _SHIFT)) & (len(self._heads) - 1))[whole]
+        slots = ((mixed ^ (mixed >> _SHIFT)) & (len(self.heads) - 1))[whole]
         positions = np.arange(start, stop, dtype=np.int32)[whole]
         order = np.argsort(slots, kind="stable")
         slots, positions = slots[order], positions[order]
-        heads = np.frombuffer(self._heads, np.int32)
+        heads = np.frombuffer(self.heads, np.int32)
         before = heads[slots]
         same = slots[1:] == slots[:-1]
         before[1:][same] = positions[:-1][same]
-        np.frombuffer(self._previous, np.int32)[positions] = before
+        np.frombuffer(self.previous, np.int32)[positions] = before
         heads[slots] = positions  # of a slot's positions the last one stays
