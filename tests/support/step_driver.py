@@ -70,7 +70,12 @@ class StepDriver:
         """Compute up to `chunk` tokens of every track; sample where the prompt is complete."""
         counts = [min(chunk, len(t.tokens) - t.num_computed) for t in tracks]
         batch = self._batch(tracks, counts)
-        hidden = self.executor.forward(batch)
+        self._take(tracks, counts, batch, self.executor.forward(batch))
+
+    def _take(
+        self, tracks: Sequence[Track], counts: Sequence[int], batch: StepBatch, hidden: torch.Tensor
+    ) -> None:
+        """Keep what the step made of each track's rows, and sample."""
         logits = self.executor.logits(hidden, np.arange(len(batch.token_ids)))
         logprobs = self._scores(logits)
         for track, count, end in zip(tracks, counts, batch.query_start[1:], strict=True):

@@ -1,0 +1,427 @@
+"""Tiny random vision-language checkpoints, and images and prompts for them made by hand.
+
+No processor: an image is random pixels in the shape that the family's `get_image_features` takes,
+and its range in the prompt is what the family's processor would write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from support.tiny_models import _SIZES, randomize
+
+from plait.platform.core import Array, ImageItem
+
+IMAGE_TOKEN = 300
+BREAK_TOKEN = 301  # ends a row of patches, where the family has such
+_TEXT = {**_SIZES}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_GRID_ROPE = {**_ROPE, "mrope_section": [2, 3, 3]}
+_CLIP = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "projection_dim": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+}
+_SIGLIP = {**_CLIP, "model_type": "siglip_vision_model", "vision_use_head": False}
+_PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "image_size": 32,
+    "patch_size": 4,
+    "rope_parameters": _ROPE,
+}
+_PINPOINTS = [[16, 32], [32, 16], [32, 32]]
+_TOKENS = {"image_token_id": IMAGE_TOKEN, "image_token_index": IMAGE_TOKEN}
+_GRID_TOKENS = {
+    "image_token_id": IMAGE_TOKEN,
+    "video_token_id": 302,
+    "vision_start_token_id": 303,
+    "vision_end_token_id": 304,
+}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """One family: its classes, and what differs from the defaults."""
+
+    name: str  # of transformers' classes, before ForConditionalGeneration and Config
+    text: dict[str, Any]
+    vision: dict[str, Any]
+    fields: dict[str, Any]
+    sizes: tuple[tuple[int, int], ...]  # height and width of example images, in units of `unit`
+    unit: int = 8
+    uses_token_types: str = ""  # how the family's forward wants to be told of images
+    model_type: str = ""
+
+
+def _text(model_type: str, **more: Any) -> dict[str, Any]:
+    return {**_TEXT, "model_type": model_type, **more}
+
+
+_ODD = ((2, 2), (1, 3), (4, 2), (3, 5))
+FAMILIES: dict[str, Tiny] = {
+    "llava": Tiny(
+        "Llava",
+        _text("llama"),
+        _CLIP,
+        {**_TOKENS, "vision_feature_layer": -2, "vision_feature_select_strategy": "default"},
+        ((2, 2),) * 3,
+    ),
+    "llava_pixtral": Tiny(
+        "Llava",
+        _text("mistral", sliding_window=None, head_dim=16),
+        _PIXTRAL,
+        {**_TOKENS, "vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+        _ODD,
+        unit=4,
+    ),
+    "qwen2_vl": Tiny(
+        "Qwen2VL",
+        _text("qwen2_vl_text", rope_parameters=_GRID_ROPE),
+        {
+            "depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2,
+            "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
+        },
+        _GRID_TOKENS,
+        _ODD,
+        uses_token_types="mm_token_type_ids",
+    ),
+    "qwen2_5_vl": Tiny(
+        "Qwen2_5_VL",
+        _text("qwen2_5_vl_text", rope_parameters=_GRID_ROPE),
+        {
+            "depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
+            "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
+            "window_size": 16, "fullatt_block_indexes": [1], "out_hidden_size": 64,
+        },
+        _GRID_TOKENS,
+        _ODD,
+        uses_token_types="mm_token_type_ids",
+    ),
+    "qwen3_vl": Tiny(
+        "Qwen3VL",
+        _text("qwen3_vl_text", head_dim=16, rope_parameters={**_GRID_ROPE}),
+        {
+            "depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
+            "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
+            "num_position_embeddings": 16, "out_hidden_size": 64,
+            "deepstack_visual_indexes": [0, 2],
+        },
+        _GRID_TOKENS,
+        _ODD,
+        uses_token_types="mm_token_type_ids",
+    ),
+    "gemma3": Tiny(
+        "Gemma3",
+        _text(
+            "gemma3_text", num_hidden_layers=4, head_dim=16, query_pre_attn_scalar=16,
+            sliding_window=12, layer_types=["sliding_attention", "full_attention"] * 2,
+        ),
+        {**_SIGLIP, "image_size": 32, "patch_size": 4},
+        {"image_token_id": IMAGE_TOKEN, "mm_tokens_per_image": 16, "boi_token_index": 302,
+         "eoi_token_index": 303},
+        ((4, 4),) * 3,
+        uses_token_types="token_type_ids",
+    ),
+    "idefics3": Tiny(
+        "Idefics3",
+        _text("llama"),
+        {**_SIGLIP, "model_type": "idefics3_vision"},
+        {"image_token_id": IMAGE_TOKEN, "scale_factor": 2, "pad_token_id": 0},
+        ((1, 1), (1, 2), (3, 1)),  # in tiles
+        unit=16,
+    ),
+    "smolvlm": Tiny(
+        "SmolVLM",
+        _text("llama"),
+        {**_SIGLIP, "model_type": "smolvlm_vision"},
+        {"image_token_id": IMAGE_TOKEN, "scale_factor": 2, "pad_token_id": 0},
+        ((1, 1), (1, 2), (3, 1)),
+        unit=16,
+    ),
+    "internvl": Tiny(
+        "InternVL",
+        _text("qwen2"),
+        {
+            "model_type": "internvl_vision", "hidden_size": 32, "intermediate_size": 48,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": [16, 16],
+            "patch_size": [4, 4], "use_qk_norm": True,
+        },
+        {"image_token_id": IMAGE_TOKEN, "downsample_ratio": 0.5, "image_seq_length": 4},
+        ((1, 1), (1, 2), (2, 2)),
+        unit=16,
+    ),
+    "mistral3": Tiny(
+        "Mistral3",
+        _text("mistral", sliding_window=None, head_dim=16),
+        _PIXTRAL,
+        {**_TOKENS, "spatial_merge_size": 2, "vision_feature_layer": -1},
+        _ODD,
+    ),
+    "llava_next": Tiny(
+        "LlavaNext",
+        _text("llama"),
+        _CLIP,
+        {
+            **_TOKENS, "image_grid_pinpoints": _PINPOINTS, "vision_feature_layer": -2,
+            "vision_feature_select_strategy": "default",
+        },
+        ((16, 16), (9, 31), (40, 13)),  # of the original, in pixels
+        unit=1,
+    ),
+    "llava_onevision": Tiny(
+        "LlavaOnevision",
+        _text("qwen2"),
+        _SIGLIP,
+        {
+            **_TOKENS, "image_grid_pinpoints": _PINPOINTS, "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_9",
+        },
+        ((16, 16), (9, 31), (40, 13)),
+        unit=1,
+    ),
+    "paligemma": Tiny(
+        "PaliGemma",
+        _text("gemma", head_dim=16),
+        _SIGLIP,
+        {"image_token_id": IMAGE_TOKEN, "image_token_index": IMAGE_TOKEN, "projection_dim": 64},
+        ((2, 2),),
+        uses_token_types="token_type_ids",
+    ),
+    "glm4v": Tiny(
+        "Glm4v",
+        _text("glm4v_text", rope_parameters={**_GRID_ROPE, "partial_rotary_factor": 1.0}),
+        {
+            "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2,
+            "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
+            "image_size": 16, "out_hidden_size": 64,
+        },
+        _GRID_TOKENS,
+        _ODD,
+        uses_token_types="mm_token_type_ids",
+    ),
+}  # fmt: skip
+
+
+def make_vision_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
+    """A tiny random transformers model of `family`, in fp32 and eval mode.
+
+    `overrides` are fields of the text config.
+    """
+    tiny = FAMILIES[family]
+    config_class = getattr(transformers, f"{tiny.name}Config")
+    config = config_class(
+        text_config={**tiny.text, **overrides},
+        vision_config=dict(tiny.vision),
+        tie_word_embeddings=False,
+        **tiny.fields,
+    )
+    model = getattr(transformers, f"{tiny.name}ForConditionalGeneration")(config).eval()
+    randomize(model, seed)
+    return model
+
+
+def make_vision_checkpoint(family: str, directory: Path, *, seed: int = 0, **overrides: Any) -> Any:
+    """Write the model into `directory`; returns transformers' own of it, the oracle."""
+    make_vision_model(family, seed=seed, **overrides).save_pretrained(directory)
+    cls = getattr(transformers, f"{FAMILIES[family].name}ForConditionalGeneration")
+    return cls.from_pretrained(directory, attn_implementation="eager").eval()
+
+
+@dataclass(kw_only=True)
+class Picture:
+    """One image: its tensors, and the tokens of its range."""
+
+    tensors: dict[str, torch.Tensor]
+    tokens: list[int]
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """Runs of embedding rows in the range."""
+        runs: list[list[int]] = []
+        for at, token in enumerate(self.tokens):
+            if token != IMAGE_TOKEN:
+                continue
+            if runs and sum(runs[-1]) == at:
+                runs[-1][1] += 1
+            else:
+                runs.append([at, 1])
+        return tuple((at, length) for at, length in runs)
+
+    def item(self, start: int) -> ImageItem:
+        """As the engine has it."""
+        arrays = {
+            name: Array(
+                dtype=str(t.numpy().dtype), shape=tuple(t.shape), data=t.contiguous().numpy().tobytes()
+            )
+            for name, t in self.tensors.items()
+        }
+        digest = sha256(b"".join(a.data for a in arrays.values())).hexdigest()
+        return ImageItem(
+            key=digest, start=start, num_tokens=len(self.tokens), embedded=self.runs, tensors=arrays
+        )
+
+
+def make_picture(
+    family: str, model: Any, size: tuple[int, int], *, seed: int = 0, is_alone: bool = True
+) -> Picture:
+    """A random image of `size`, in the family's units; LLaVA-OneVision only tiles a lone one."""
+    tiny = FAMILIES[family]
+    generator = torch.Generator().manual_seed(seed)
+    height, width = (n * tiny.unit for n in size)
+
+    def pixels(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    kind = model.config.model_type
+    sizes = torch.tensor([[height, width]])
+    if kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v"):
+        rows, columns = height // 4, width // 4
+        tensors = {
+            "pixel_values": pixels(rows * columns, 3 * 2 * 4 * 4),
+            "image_grid_thw": torch.tensor([[1, rows, columns]]),
+        }
+        tokens = [IMAGE_TOKEN] * (rows * columns // 4)
+    elif family in ("llava_pixtral", "mistral3"):
+        tensors = {"pixel_values": pixels(1, 3, height, width), "image_sizes": sizes}
+        row = [IMAGE_TOKEN] * (width // tiny.unit) + [BREAK_TOKEN]
+        tokens = row * (height // tiny.unit)
+    elif family in ("idefics3", "smolvlm"):
+        tiles = size[0] * size[1]
+        tensors = {
+            "pixel_values": pixels(tiles, 3, 16, 16),
+            "pixel_attention_mask": torch.ones(tiles, 16, 16, dtype=torch.bool),
+        }
+        tokens = [BREAK_TOKEN, *[IMAGE_TOKEN] * 4] * tiles
+    elif family == "internvl":
+        tensors = {"pixel_values": pixels(size[0] * size[1], 3, 16, 16)}
+        tokens = [IMAGE_TOKEN] * 4 * size[0] * size[1]
+    elif family in ("llava_next", "llava_onevision"):
+        whole = family == "llava_onevision" and not is_alone
+        tensors, tokens = _tiled(model, pixels, sizes, {"batch_num_images": [2]} if whole else {})
+    else:
+        side = tiny.vision["image_size"]
+        tensors = {"pixel_values": pixels(1, 3, side, side)}
+        tokens = [IMAGE_TOKEN] * (16 if family == "gemma3" else (side // 4) ** 2)
+    return Picture(tensors=tensors, tokens=tokens)
+
+
+@torch.no_grad()
+def _tiled(
+    model: Any, pixels: Any, sizes: torch.Tensor, whole: dict[str, Any]
+) -> tuple[dict[str, torch.Tensor], list[int]]:
+    from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
+
+    num_tiles = 1 if whole else image_size_to_num_patches(sizes[0], _PINPOINTS, 16)
+    tensors = {"pixel_values": pixels(num_tiles, 3, 16, 16), "image_sizes": sizes}
+    features = model.model.get_image_features(**tensors, **whole, return_dict=True).pooler_output
+    return tensors, [IMAGE_TOKEN] * sum(len(f) for f in features)
+
+
+@dataclass(kw_only=True)
+class Prompt:
+    """Tokens with images among them, and what the oracle's forward takes beside the tokens."""
+
+    family: str
+    tokens: list[int] = field(default_factory=list)
+    items: list[ImageItem] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All images' tensors, as transformers takes them."""
+        joined: dict[str, Any] = {}
+        for name in self.pictures[0].tensors if self.pictures else ():
+            parts = [p.tensors[name] for p in self.pictures]
+            if name == "pixel_values" and parts[0].dim() == 4:
+                height, width = (max(p.shape[d] for p in parts) for d in (2, 3))
+                parts = [
+                    torch.nn.functional.pad(p, (0, width - p.shape[3], 0, height - p.shape[2]))
+                    for p in parts
+                ]
+            joined[name] = torch.cat(parts)
+        if self.family in ("idefics3", "smolvlm"):
+            joined = {name: tensor[None] for name, tensor in joined.items()}
+        return joined
+
+    def types(self, length: int) -> torch.Tensor:
+        """1 where a token is of an image, `[1, length]`."""
+        of_images = torch.zeros(1, length, dtype=torch.int64)
+        of_images[0, : len(self.tokens)] = torch.tensor(self.tokens) == IMAGE_TOKEN
+        return of_images
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Bidirectional ranges."""
+        if self.family == "paligemma":
+            return ((0, len(self.tokens)),)
+        if self.family != "gemma3":
+            return ()
+        return tuple(
+            (i.start + at, i.start + at + length) for i in self.items for at, length in i.embedded
+        )
+
+
+def make_prompt(
+    family: str, model: Any, layout: Sequence[int | tuple[int, int]], *, seed: int = 0
+) -> Prompt:
+    """A prompt of parts: a number is so many random tokens, a pair an image of that size."""
+    generator = torch.Generator().manual_seed(seed)
+    prompt = Prompt(family=family)
+    is_alone = sum(isinstance(part, tuple) for part in layout) == 1
+    for number, part in enumerate(layout):
+        if isinstance(part, int):
+            prompt.tokens += torch.randint(5, 290, (part,), generator=generator).tolist()
+        else:
+            picture = make_picture(
+                family, model, part, seed=seed * 100 + number, is_alone=is_alone
+            )
+            prompt.items.append(picture.item(len(prompt.tokens)))
+            prompt.pictures.append(picture)
+            prompt.tokens += picture.tokens
+    return prompt
+
+
+@torch.no_grad()
+def oracle_logits(model: Any, prompt: Prompt, tokens: Sequence[int]) -> torch.Tensor:
+    """Logits `[T, V]` of `tokens`, which begin with the prompt's, by transformers' own forward."""
+    arguments = prompt.arguments
+    kind = FAMILIES[prompt.family].uses_token_types
+    if kind:
+        types = prompt.types(len(tokens))
+        if prompt.family == "paligemma":  # 0: of the prefix, 1: of the answer
+            types = torch.zeros_like(types)
+            types[0, len(prompt.tokens) :] = 1
+        arguments[kind] = types
+    if prompt.family == "llava_onevision":
+        arguments["batch_num_images"] = torch.tensor([len(prompt.pictures)])
+    ids = torch.tensor([list(tokens)])
+    logits: torch.Tensor = model(input_ids=ids, use_cache=False, **arguments).logits[0]
+    return logits.float()
+
+
+def grid_positions(model: Any, prompt: Prompt) -> tuple[torch.Tensor | None, int]:
+    """Positions `[3, P]` of the prompt and their delta, by transformers; None where plain."""
+    if FAMILIES[prompt.family].uses_token_types != "mm_token_type_ids":
+        return None, 0
+    positions, delta = model.model.get_rope_index(
+        torch.tensor([prompt.tokens]),
+        mm_token_type_ids=prompt.types(len(prompt.tokens)),
+        image_grid_thw=prompt.arguments.get("image_grid_thw"),
+    )
+    return positions[:, 0], int(delta.item())
