@@ -64,7 +64,8 @@ class Worker:
 
     def _learn(self, message: frames.Learn) -> None:
         _limit_memory(None)
-        compiler = Compiler(Vocabulary.from_bytes(message.vocabulary))
+        vocabulary = Vocabulary.from_bytes(message.vocabulary)
+        compiler = Compiler(vocabulary, clock=time.thread_time)
         compiler.warm()
         self._compilers[message.digest] = compiler
         self._ready_bytes = _address_space_bytes()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from plait.platform.errors import BadRequest, GrammarTooComplex, InvalidGrammar, InvalidSchema
 from plait.structured import backends
 from plait.structured.spec import CompiledGrammar, GrammarKind, GrammarSpec
+from plait.structured.trial import Clock, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,10 +51,14 @@ class Routed(Protocol):
 
 
 class Compiler:
-    """Compiles for one vocabulary. Its backends, with the rules they share, live as long as it."""
+    """Compiles for one vocabulary. Its backends, with the rules they share, live as long as it.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    With a `clock` of processor time, grammars whose masks take too long are refused.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, clock: Clock | None = None) -> None:
         self._vocabulary = vocabulary
+        self._trial = Trial(vocabulary=vocabulary, clock=clock) if clock is not None else None
         self._backends: dict[str, backends.Backend] = {}
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
@@ -81,7 +86,7 @@ class Compiler:
             raise GrammarTooComplex(
                 f"compiled it takes {len(payload):,} bytes, {MAX_PAYLOAD_BYTES:,} are the limit"
             )
-        return CompiledGrammar(
+        compiled = CompiledGrammar(
             key=grammar_key(route, self._vocabulary),
             backend=route.backend,
             payload=payload,
@@ -90,6 +95,9 @@ class Compiler:
             notes=tuple(getattr(route, "notes", ())),
             checks=getattr(route, "checks", b""),
         )
+        if self._trial is not None:
+            self._trial.check(compiled, backend)
+        return compiled
 
     def warm(self) -> None:
         """Load the libraries and compile the fragments that most schemas have."""
@@ -99,6 +107,8 @@ class Compiler:
         for name in backends.NAMES:
             self._backend(name).compile(spec.kind, spec.content, {})
         route(spec)
+        if self._trial is not None:
+            self._trial.warm()
 
     def _backend(self, name: str) -> backends.Backend:
         if name not in self._backends:

@@ -7,7 +7,7 @@ forward; `MaskJob.result` is the only place where a step waits for it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from plait.structured.vocabulary import Mask
 
+Clock = Callable[[], float]
 Rows = npt.NDArray[np.int32]
 
 
@@ -48,6 +49,7 @@ class StepMasks:
     num_legal: tuple[int, ...] = ()  # drafts of each entry
     # Entries whose matcher broke down: their sequences must end with the error.
     faults: dict[int, InternalError] = field(default_factory=dict)
+    costs: tuple[float, ...] = ()  # seconds of processor time of each entry
     seconds: float = 0.0  # spent filling
 
     def apply(self, logits: torch.Tensor, first_row: int = 0) -> None:
@@ -79,14 +81,15 @@ class MaskJob:
 class MaskFiller:
     """Fills masks on a helper thread, which starts with the first constrained step."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = time.thread_time) -> None:
+        self._clock = clock
         self._helper: ThreadPoolExecutor | None = None
 
     def start(self, entries: Sequence[MaskEntry], num_rows: int) -> MaskJob:
         """Begin to fill the masks of a step with `num_rows` sample rows."""
         if self._helper is None:
             self._helper = ThreadPoolExecutor(1, thread_name_prefix="grammar-masks")
-        return MaskJob(self._helper.submit(fill_masks, entries, num_rows))
+        return MaskJob(self._helper.submit(fill_masks, entries, num_rows, self._clock))
 
     def close(self) -> None:
         """End the helper thread."""
@@ -95,7 +98,9 @@ class MaskFiller:
             self._helper = None
 
 
-def fill_masks(entries: Sequence[MaskEntry], num_rows: int) -> StepMasks:
+def fill_masks(
+    entries: Sequence[MaskEntry], num_rows: int, clock: Clock = time.thread_time
+) -> StepMasks:
     """The masks of a step, made here and now."""
     began = time.perf_counter()
     width = max((entry.matcher.vocabulary.num_words for entry in entries), default=0)
@@ -104,22 +109,26 @@ def fill_masks(entries: Sequence[MaskEntry], num_rows: int) -> StepMasks:
     mask: Mask = np.zeros((num_masks, width), np.int32)
     mask_rows: Rows = np.full(num_rows, -1, np.int32)
     num_legal = [0] * len(entries)
+    costs: list[float] = []
     faults: dict[int, InternalError] = {}
     start = 0
     for number, entry in enumerate(entries):
         stop = start + 1 + len(entry.drafts)
+        entry_began = clock()
         try:
             num_legal[number] = num = _fill_entry(entry, mask[start:stop])
         except Exception as error:  # noqa: BLE001 (whatever it is, it stays with its sequence)
             faults[number] = _internal(error)
         else:
             mask_rows[entry.first_row : entry.first_row + num + 1] = range(start, start + num + 1)
+        costs.append(clock() - entry_began)
         start = stop
     return StepMasks(
         mask=mask,
         mask_rows=mask_rows,
         num_legal=tuple(num_legal),
         faults=faults,
+        costs=tuple(costs),
         seconds=time.perf_counter() - began,
     )
 

@@ -20,6 +20,7 @@ from plait.platform.errors import (
     UnsupportedSchemaKeyword,
 )
 from plait.structured.backends import ParserFault
+from plait.structured.backends.lark import endless_rule
 from plait.structured.spec import GrammarKind
 
 if TYPE_CHECKING:
@@ -96,7 +97,10 @@ class LLGuidanceBackend:
             raise _refusal(kind, matcher.get_error())
         if not allowed:
             raise _refusal(kind, "no text fulfils it")
-        if len(matcher.compute_ff_bytes()) > _MAX_FORCED_BYTES:
+        forced = matcher.compute_ff_bytes()
+        if matcher.is_error():
+            raise _refusal(kind, matcher.get_error())
+        if len(forced) > _MAX_FORCED_BYTES:
             raise _refusal(kind, f"it forces a text over the limit of {_MAX_FORCED_BYTES:,} bytes")
         return text.encode()
 
@@ -110,6 +114,11 @@ class LLGuidanceBackend:
             case GrammarKind.GRAMMAR:
                 if names_guidance(content):
                     raise InvalidGrammar("x-guidance has no place in a grammar")
+                if endless := endless_rule(content):
+                    raise InvalidGrammar(
+                        f"the grammar's rule {endless!r} never ends, as each way through it leads "
+                        "to itself: give it an alternative that does not"
+                    )
                 text = content
             case GrammarKind.OUTLINE:
                 text = content  # written by us, options of its schemas and all

@@ -1,0 +1,189 @@
+"""Whether a grammar's masks come quickly enough to stand beside other requests.
+
+A grammar of fifty bytes may compile in a millisecond and then take a third of a second for each
+mask, and a step waits for the slowest of its rows. So a compile worker opens what it has compiled
+and walks along a few texts of it, as the engine will, and a grammar that is too slow is refused
+before anybody waits for it.
+
+What is counted is processor time of one thread, so that a busy machine makes nobody's grammar
+slower; and a verdict needs two tries, so that a hiccup does not either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from plait.platform.errors import GrammarTooComplex, InternalError
+from plait.structured.backends import ParserFault
+from plait.structured.matcher import Matcher
+from plait.structured.unique import Uniqueness
+
+if TYPE_CHECKING:
+    from plait.structured.backends import Backend, Grammar
+    from plait.structured.spec import CompiledGrammar
+    from plait.structured.vocabulary import Mask, Vocabulary
+
+Clock = Callable[[], float]
+Ids = npt.NDArray[np.int_]
+
+NUM_TRIES = 2  # that must be too slow
+NUM_TOKENS = 6  # of each of four walks
+_NUM_FORCED = 16  # drafts, of which a step proposes no more
+_NUM_VETOED = 4  # tokens of a row that a sampler may have to ask about
+
+_NUM_ALIKE = 16
+_LEADING = rb'{["(\<'  # what texts go deeper with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialLimits:
+    """Seconds of processor time."""
+
+    open_s: float = 0.5  # beside the steps, and but for a few ms without the interpreter's lock
+    token_s: float = 0.02  # for any one token: about what a small model's step takes
+    mean_s: float = 0.003  # for a token on average
+
+
+class TooSlow(Exception):
+    """A grammar went beyond a limit in one try; the text says which."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Opens grammars for one vocabulary and walks along texts of them."""
+
+    vocabulary: Vocabulary
+    clock: Clock
+    limits: TrialLimits = field(default_factory=TrialLimits)
+
+    def check(self, compiled: CompiledGrammar, backend: Backend) -> None:
+        """Raise `GrammarTooComplex` where masks take too long, or cannot be made at all."""
+        for number in range(NUM_TRIES):
+            try:
+                self._try(compiled, backend)
+                return
+            except TooSlow as slow:
+                reason = f"is too slow to hold an answer to: {slow}"
+            except (ParserFault, InternalError) as fault:
+                reason = f"is beyond what its library can follow: {fault}"
+            if number == NUM_TRIES - 1:
+                raise GrammarTooComplex(
+                    f"the grammar {reason}. Simplify it: what costs are counts such as {{0,150}} "
+                    "around alternatives or around other counts, and rules that read the same text "
+                    "in many ways. Use * instead of a count, a class of characters instead of "
+                    "alternatives, or maxLength in a JSON schema"
+                )
+
+    def warm(self) -> None:
+        """Sort the vocabulary now."""
+        _ = self._tastes
+
+    def _try(self, compiled: CompiledGrammar, backend: Backend) -> None:
+        began = self.clock()
+        grammar = backend.load(compiled.payload)
+        seconds = self.clock() - began
+        if seconds > self.limits.open_s:
+            raise TooSlow(_beyond("opening it", seconds, self.limits.open_s))
+        # A text is the same in each try and on each machine: the key is made of the content.
+        seed = int(compiled.key[:16], 16)
+        spent: list[float] = []
+        for number, taste in enumerate(self._tastes):
+            rng = np.random.default_rng((seed, number))
+            walk = _Walk(self._matcher(grammar, compiled), taste, rng, self.clock)
+            for _ in range(NUM_TOKENS):
+                spent.append(walk.step())
+                self._judge(spent)
+                if walk.ended:
+                    break
+
+    def _judge(self, spent: list[float]) -> None:
+        """A mean above its limit shows as soon as all tokens together are beyond theirs."""
+        limits = self.limits
+        if spent[-1] > limits.token_s:
+            raise TooSlow(_beyond("one token", spent[-1], limits.token_s))
+        if sum(spent) > limits.mean_s * NUM_TOKENS * len(self._tastes):
+            mean = sum(spent) / len(spent)
+            raise TooSlow(_beyond("a token on average", mean, limits.mean_s))
+
+    def _matcher(self, grammar: Grammar, compiled: CompiledGrammar) -> Matcher:
+        unique = Uniqueness(compiled.checks) if compiled.checks else None
+        return Matcher(grammar.parser(), self.vocabulary, unique)
+
+    @cached_property
+    def _tastes(self) -> tuple[_Taste, ...]:
+        """What walks prefer: anything; long tokens; those that lead deeper; short words."""
+        pieces = self.vocabulary.pieces
+        worths = (
+            [0 for _ in pieces],
+            [len(piece) for piece in pieces],
+            [piece[:1] in _LEADING if piece else 0 for piece in pieces],
+            [100 * piece.isalnum() // max(1, len(piece)) for piece in pieces],
+        )
+        return tuple(_Taste.of(np.array(worth, np.int32)) for worth in worths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Taste:
+    """Tokens by how much a walk likes them."""
+
+    order: Ids  # the best first
+    num_alike: int | None  # of those that may follow, one of so many is taken
+
+    @classmethod
+    def of(cls, worth: Ids) -> _Taste:
+        order = np.argsort(-worth, kind="stable")
+        return cls(order=order, num_alike=_NUM_ALIKE if worth.any() else None)
+
+
+class _Walk:
+    """One text, and what the engine would have to do for each token of it."""
+
+    def __init__(
+        self, matcher: Matcher, taste: _Taste, rng: np.random.Generator, clock: Clock
+    ) -> None:
+        self._matcher = matcher
+        self._taste = taste
+        self._rng = rng
+        self._clock = clock
+        self._row: Mask = np.zeros(matcher.vocabulary.num_words, np.int32)
+        self.ended = False
+
+    def step(self) -> float:
+        """Go on by one token, and return what that took."""
+        began = self._clock()
+        self.ended = self._matcher.finished
+        if self.ended:
+            return self._clock() - began
+        self._matcher.forced_tokens(_NUM_FORCED)
+        if not self._matcher.fill(self._row):
+            self._row[:] = -1
+        seconds = self._clock() - began
+        chosen = self._chosen()  # not the engine's work
+        began = self._clock()
+        self.ended = not any(map(self._advances, chosen))
+        return seconds + self._clock() - began
+
+    def _advances(self, token: int) -> bool:
+        return not self._matcher.vetoes(token) and self._matcher.accept(token)
+
+    def _chosen(self) -> list[int]:
+        """A few tokens that may follow, never an end: first of those that are preferred."""
+        row = self._row & ~self._matcher.vocabulary.end_mask
+        allowed = np.unpackbits(row.view(np.uint8), bitorder="little")
+        found = self._taste.order[allowed[self._taste.order] != 0]
+        best = found[: self._taste.num_alike]
+        picked = self._rng.integers(0, len(best), _NUM_VETOED) if len(best) else []
+        chosen: list[int] = best[picked].tolist()
+        return chosen
+
+
+def _beyond(what: str, seconds: float, limit: float) -> str:
+    return (
+        f"{what} takes {1e3 * seconds:,.0f} ms of processor time, {1e3 * limit:,.0f} are the limit"
+    )
