@@ -1,0 +1,199 @@
+"""Statistics, costs, budget and ledger as one: which drafts does this step verify?
+
+A step goes `begin`, `choose`, then `verified` for each sequence that had rows, then `end`. All
+three sides agree on what a row costs and on whose drafts held, because all ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from plait.speculative.acceptance import Acceptance, Whose
+from plait.speculative.budget import MAX_DRAFT_ROWS, Load, choose, draft_depths, probe
+from plait.speculative.cost import StepCost
+from plait.speculative.ledger import Ledger
+from plait.speculative.source import Draft
+
+PROBE_ROWS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Drafts for one sequence, of one source or of several one behind the other."""
+
+    whose: Whose
+    drafts: tuple[Draft, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all drafts."""
+        return sum(len(draft.tokens) for draft in self.drafts)
+
+
+@dataclass(slots=True)
+class _Step:
+    load: Load
+    row_s: float = 0.0  # what a draft's row takes in this step
+    token_s: float = 0.0  # what a token takes without drafts
+    rows: dict[str, int] = field(default_factory=dict)
+    accepted: dict[str, int] = field(default_factory=dict)
+
+
+class Economy:
+    """Chooses drafts for a whole batch, and learns from what becomes of them."""
+
+    def __init__(self, cost: StepCost | None = None) -> None:
+        self.cost = cost or StepCost()
+        self.acceptance = Acceptance()
+        self.ledger = Ledger()
+        self._step = _Step(Load(num_decoding=0))
+
+    def begin(self, load: Load) -> None:
+        """A step is about to be planned."""
+        self._step = _Step(load)
+        self.acceptance.advance()
+        if load.num_decoding:
+            plain_s = load.plain_seconds(self.cost)
+            self._step.token_s = plain_s / load.num_decoding
+            self.ledger.begin(plain_s, load.num_decoding)
+
+    def depths(
+        self,
+        source: str,
+        wanted: SequenceOf[tuple[Whose, int]],
+        draft_seconds: Callable[[int], float],
+        *,
+        start_seconds: float = 0.0,
+    ) -> list[int]:
+        """How deep a model is to draft for each of `wanted`, a sequence and its limit."""
+        if self.ledger.is_asleep(source) or not self._step.load.num_decoding:
+            return [0] * len(wanted)
+        expected = [self.acceptance.expected(w, source, limit) for w, limit in wanted]
+        depths = draft_depths(
+            expected, self._step.load, self.cost, draft_seconds, start_seconds=start_seconds
+        )
+        if not any(depths) and self.ledger.is_due(source):
+            depths = probe([limit for _, limit in wanted], PROBE_ROWS)
+        spent = sum(
+            draft_seconds(sum(d > i for d in depths)) for i in range(max(depths, default=0))
+        )
+        affordable = start_seconds + spent <= self.ledger.risk_s([source])
+        return depths if affordable else [0] * len(wanted)
+
+    def choose(self, offers: SequenceOf[Offer], *, max_rows: int = MAX_DRAFT_ROWS) -> list[int]:
+        """How many tokens of each offer to verify, at most `max_rows` together."""
+        load = self._step.load
+        if not offers or not load.num_decoding or max_rows <= 0:
+            return [0] * len(offers)
+        sources = {draft.source for offer in offers for draft in offer.drafts}
+        risk_s = self.ledger.risk_s(sources)
+        survivals = [self._survival(offer) for offer in offers]
+        counts = choose(survivals, load, self.cost, max_rows=max_rows, max_seconds=risk_s)
+        self._probe(offers, counts, max_rows)
+        self._price(sum(counts))
+        self._limit(offers, counts, sources)
+        for offer, count in zip(offers, counts, strict=True):
+            for draft, num in split(offer.drafts, count):
+                self._step.rows[draft.source] = self._step.rows.get(draft.source, 0) + num
+        return counts
+
+    def verified(self, offer: Offer, num_verified: int, num_accepted: int, num_seen: int) -> None:
+        """Of an offer `num_verified` tokens had rows and `num_accepted` held.
+
+        `num_seen`: how many were judged; less than accepted and one more where an end, or a
+        limit of the request, came before the judgement.
+        """
+        seen = min(num_seen, num_accepted + 1, num_verified)
+        accepted = num_accepted
+        for draft, num in split(offer.drafts, num_verified):
+            held = min(accepted, num)
+            self.acceptance.observe(offer.whose, draft, held, min(seen, num))
+            of_step = self._step.accepted
+            of_step[draft.source] = of_step.get(draft.source, 0) + held
+            accepted, seen = accepted - held, seen - num
+            if seen <= 0:
+                break
+
+    def end(self, num_rows: int, seconds: float) -> None:
+        """The step of `begin` took `seconds`, for `num_rows` rows in all."""
+        step = self._step
+        for source, num in step.rows.items():
+            earned_s = step.accepted.get(source, 0) * step.token_s
+            self.ledger.settle(source, num * step.row_s, earned_s)
+        load = step.load
+        self.cost.measured(
+            num_rows,
+            seconds,
+            adapters=load.adapters,
+            masks=load.masks,
+            prompts=load.num_prompt_rows > 0,
+        )
+
+    def release(self, sequence: Hashable) -> None:
+        """The sequence has ended."""
+        self.acceptance.release(sequence)
+
+    def forget(self, generation: str) -> None:
+        """The adapter is gone."""
+        self.acceptance.forget(generation)
+
+    def _survival(self, offer: Offer) -> tuple[float, ...]:
+        survival = self.acceptance.survival(offer.whose, offer.drafts[0])
+        for draft in offer.drafts[1:]:
+            reached = survival[-1] if survival else 1.0
+            more = self.acceptance.survival(offer.whose, draft)
+            survival += tuple(reached * s for s in more)
+        return survival
+
+    def _probe(self, offers: SequenceOf[Offer], counts: list[int], max_rows: int) -> None:
+        """Raise `counts` where a source is due that nothing was chosen of, if it can be paid."""
+        # Only what stands first can be judged whatever becomes of what stands before.
+        first = [offer.drafts[0].source for offer in offers]
+        for source in sorted(set(first)):
+            mine = [i for i, s in enumerate(first) if s == source]
+            if not self.ledger.is_due(source) or any(counts[i] for i in mine):
+                continue
+            left = min(PROBE_ROWS, max_rows - sum(counts))
+            wanted = probe([len(offers[i].drafts[0].tokens) for i in mine], left)
+            added = self._step.load.ladder(self.cost, sum(counts) + sum(wanted))
+            while sum(wanted) and (
+                added[sum(counts) + sum(wanted)] - added[sum(counts)] > self.ledger.risk_s([source])
+            ):
+                wanted[max(i for i, w in enumerate(wanted) if w)] -= 1
+            if sum(wanted):
+                self.ledger.probing(source)
+                for i, num in zip(mine, wanted, strict=True):
+                    counts[i] = num
+
+    def _price(self, num_rows: int) -> None:
+        if num_rows:
+            self._step.row_s = self._step.load.ladder(self.cost, num_rows)[-1] / num_rows
+
+    def _limit(self, offers: SequenceOf[Offer], counts: list[int], sources: set[str]) -> None:
+        """Cut `counts` where one source would risk more than it has, though all have enough."""
+        if not self._step.row_s or len(sources) < 2:
+            return
+        left = {s: int(self.ledger.risk_s([s]) / self._step.row_s + 1e-6) for s in sources}
+        for i, offer in enumerate(offers):
+            kept = 0
+            for draft, num in split(offer.drafts, counts[i]):
+                taken = min(num, left[draft.source])
+                left[draft.source] -= taken
+                kept += taken
+                if taken < num:
+                    break
+            counts[i] = kept
+
+
+def split(drafts: SequenceOf[Draft], count: int) -> list[tuple[Draft, int]]:
+    """How many of the first `count` tokens are of each draft, drafts with none left out."""
+    parts = []
+    for draft in drafts:
+        num = min(count, len(draft.tokens))
+        if num <= 0:
+            break
+        parts.append((draft, num))
+        count -= num
+    return parts
