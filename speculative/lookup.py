@@ -78,7 +78,7 @@ class SequenceLookup:
     def _read(self, sequence: Sequence) -> _Text:
         """Its text, read up to the last token."""
         text, stop = self._texts.get(sequence.seq_id), len(sequence.tokens)
-        if text is None or stop - text.start > self._max_tokens or stop < text.stop:
+        if text is None or stop - text.start > self._max_tokens:
             # What is too long starts anew a quarter shorter, so as to do so rarely.
             room = self._max_tokens if text is None else self._max_tokens * 3 // 4
             text = self._texts[sequence.seq_id] = _Text(max(0, stop - room))

@@ -1,5 +1,6 @@
 """Drafts from a sequence's own text, against a search by brute force."""
 
+import random
 import time
 from collections import Counter
 
@@ -63,12 +64,25 @@ def test_a_text_read_bit_by_bit_is_matched_as_one_read_at_once(text, pieces):
     assert source.num_tokens == (len(sequence.tokens) if pieces else 0)
 
 
+def test_a_text_keeps_its_matches_as_its_chains_grow():
+    rng = random.Random(0)
+    source, sequence = SequenceLookup(1000), make_sequence([1])
+    while len(sequence.tokens) < 1500:
+        sequence.tokens += [rng.randrange(1000) for _ in range(rng.choice((1, 3, 70)))]
+        start = rng.randrange(len(sequence.tokens))
+        sequence.tokens += sequence.tokens[start : start + 5]  # what was said before
+        assert proposed(source, sequence) == expected(sequence.tokens, (), 8)
+
+
 @given(WITH_BARRIERS, TAILS)
 def test_all_ends_of_the_longest_match_are_found_and_barriers_never_match(text, tail):
     occurrences = Occurrences()
     occurrences.extend(text)
     match = occurrences.longest(tail, len(text), most=32)
-    assert (match and (match.length, list(match.ends))) == _longest_elsewhere(text, tail)
+    found = _longest_elsewhere(text, tail)
+    assert (match and (match.length, list(match.ends))) == found
+    if found is not None:
+        assert list(occurrences.longest(tail, len(text), most=2).ends) == found[1][:2]
 
 
 def _longest_elsewhere(text, tail):
@@ -107,6 +121,9 @@ def test_an_image_is_left_out_however_the_text_was_read():
         proposed(source, sequence)
         sequence.tokens = list(prompt)
         assert proposed(source, sequence) is None
+        sequence.tokens += [4]
+        assert proposed(source, sequence, 3) == ((1, 2, 3), 0)
+        assert source.num_tokens == len(sequence.tokens)
 
 
 def test_ids_outside_the_vocabulary_are_never_proposed():
