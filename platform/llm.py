@@ -39,6 +39,8 @@ from plait.platform.llm_structured import (
 )
 from plait.platform.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from plait.platform.start import start_engine
+from plait.vision.limits import ImageLimits
+from plait.vision.parts import PartReader, take_images
 
 if TYPE_CHECKING:
     from plait.adapters.info import AdapterInfo
@@ -243,7 +245,7 @@ class LLM:
     ) -> list[int]:
         """Token ids of a conversation, as `chat` would have it answered."""
         tokenizer = self._adapters.tokenizer(adapter)
-        chat = chat_prompt(tokenizer, messages, template, None)
+        chat = chat_prompt(tokenizer, self._read_images(messages), template, None)
         return tokenizer.encode(chat.text, add_special_tokens=False)
 
     def close(self) -> None:
@@ -276,7 +278,19 @@ class LLM:
         spec = None if constraint is None else constraint.spec()
         if spec is None and not template.get("tools"):
             spec = self._adapters.constraint(adapter)
-        return chat_prompt(tokenizer, messages, template, spec)
+        return chat_prompt(tokenizer, self._read_images(messages), template, spec)
+
+    def _read_images(self, messages: Messages) -> Messages:
+        model = self.config.model
+        reader = PartReader(
+            model=model.name,
+            takes_images=model.vision is not None,
+            max_images=ImageLimits().num_images,
+            is_local=True,
+        )
+        read = take_images(messages, reader)
+        reader.refuse_images()
+        return read
 
     def _asked(
         self,

@@ -6,7 +6,7 @@ vision-language models read it; the images follow apart, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,22 @@ DETAILS = ("auto", "high", "low")
 _PART_KEYS = frozenset({"type", "image_url", "uuid"})  # uuid: vLLM's; never trusted, so not read
 _URL_KEYS = frozenset({"url", "detail"})
 _LOCAL_KINDS = ("image", "image_pil")
+# Types of parts that other servers know. All but images are refused by name.
+MEDIA_PARTS = frozenset(
+    {
+        "audio_url",
+        "file",
+        "image",
+        "image_embeds",
+        "image_pil",
+        "image_url",
+        "input_audio",
+        "input_file",
+        "input_image",
+        "video",
+        "video_url",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,26 +59,34 @@ class PartReader:
     is_local: bool = False
     images: list[ImagePart] = field(default_factory=list)
 
-    def reads(self, kind: Any) -> bool:
-        """Whether a part of this type is an image that could be taken somewhere."""
-        return kind == "image_url" or (self.is_local and kind in _LOCAL_KINDS)
+    def read(self, part: Mapping[str, Any], at: str, role: Any = "user") -> dict[str, Any]:
+        """A part of one of `MEDIA_PARTS` as templates take it; its image is added to `images`.
 
-    def read(self, part: Mapping[str, Any], at: str) -> dict[str, Any]:
-        """The part as templates take it; its image is added to `images`.
-
-        Raises `Unsupported` where the model takes no images, `BadRequest` for what is wrong.
+        Raises `Unsupported` where the model takes no images or the part is none, `BadRequest` for
+        what is wrong with it.
         """
-        if not self.takes_images:
+        kind = part["type"]
+        if "image" in kind and not self.takes_images:
             raise Unsupported(
-                f"{at}: {self.model} takes no images, so {part['type']} is not served: it reads "
-                "text only",
+                f"{at}: {self.model} takes no images, so {kind} is not served: it reads text only",
+                param=at,
+            )
+        if kind != "image_url" and not (self.is_local and kind in _LOCAL_KINDS):
+            hint = ": send images as image_url" if "image" in kind else ""
+            reads = "text and images" if self.takes_images else "text only"
+            raise Unsupported(
+                f"{at}: {kind} is not served, {self.model} reads {reads}{hint}", param=at
+            )
+        if role != "user":
+            raise BadRequest(
+                f"{at}: an image stands in a message of the user, not of role {str(role)[:32]!r}",
                 param=at,
             )
         if len(self.images) >= self.max_images:
             raise BadRequest(
                 f"{at}: there are more than {self.max_images} images (--max-images)", param=at
             )
-        local = part["type"] in _LOCAL_KINDS
+        local = kind in _LOCAL_KINDS
         try:
             self.images.append(_local(part, at) if local else _url(part, at, self._read_url))
         except BadRequest as error:
@@ -71,9 +95,36 @@ class PartReader:
             raise
         return {"type": "image"}
 
+    def refuse_images(self) -> None:
+        """For ways on which images cannot go on yet: refuse them, rather than drop them."""
+        if self.images:
+            at = self.images[0].at
+            raise Unsupported(f"{at}: images are not served here yet", param=at)
+
     @property
     def _read_url(self) -> Callable[[str], ImageSource]:
         return read_local if self.is_local else read_url
+
+
+def take_images(
+    messages: Sequence[Mapping[str, Any]], reader: PartReader
+) -> list[Mapping[str, Any]]:
+    """Messages with their media read by `reader`; the rest is as it was."""
+    return [_message(message, reader, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: Mapping[str, Any], reader: PartReader, at: str) -> Mapping[str, Any]:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list | tuple):
+        return message  # what is wrong with it, the template will say
+    role = message.get("role")
+    read = [
+        reader.read(part, f"{at}.content[{i}]", role)
+        if isinstance(part, Mapping) and str(part.get("type")) in MEDIA_PARTS
+        else part
+        for i, part in enumerate(content)
+    ]
+    return {**message, "content": read}
 
 
 def _url(part: Mapping[str, Any], at: str, read: Callable[[str], ImageSource]) -> ImagePart:

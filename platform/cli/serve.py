@@ -166,6 +166,9 @@ def _load_tokenizer(options: Options, source: str | Path) -> Tokenizer:
 
 def _import_server() -> None:
     import plait.platform.server.app  # noqa: F401
+    from plait.vision.decode import guard_process
+
+    guard_process()
 
 
 def _url(settings: ServerSettings, listener: socket.socket | None) -> str:

@@ -62,6 +62,7 @@ def server_settings(flags: Resolved) -> ServerSettings:
                     "has no effect: keep one",
                     param=other,
                 )
+    _check_media(flags)
     if flags["metrics_public"] and not (keys or limited):
         raise ConfigError(
             f"{flags.origin('metrics_public')} has no effect without API keys: /metrics is open",
@@ -88,6 +89,19 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _check_media(flags: Resolved) -> None:
+    if not flags["allow_media_url"]:
+        return
+    from plait.vision.hosts import AllowList
+
+    try:
+        AllowList.parse(flags["allow_media_url"])
+    except ValueError as error:
+        raise ConfigError(
+            f"{flags.origin('allow_media_url')}: {error}", param="allow-media-url"
+        ) from None
 
 
 def _check_keys(keys: Sequence[str], limited: Sequence[str], admin_key: str | None) -> None:

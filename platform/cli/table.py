@@ -9,6 +9,7 @@ from plait.platform.cli.flags import Flag
 from plait.platform.cli.values import ADAPTER, SIZE
 from plait.platform.config import Options
 from plait.platform.server.settings import Limits, ServerSettings
+from plait.vision.limits import MAX_PIXELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +251,13 @@ HTTP = (
     ),
     _flag(Launch, "Server", "api_key_file", "File of keys, one a line.", metavar="FILE"),
     _flag(Launch, "Server", "insecure_public", "Listen beyond this machine without any key."),
+    _http(
+        "allowed_media",
+        "Host to fetch images from, such as images.example.com or *.example.com. Repeatable.",
+        name="allow-media-url",
+        aliases=("allowed-media-domains",),
+        metavar="HOST",
+    ),
     _http("metrics_public", "Serve /metrics without a key."),
     _http("allowed_origins", "Web origin that may call. Repeatable.", metavar="ORIGIN"),
     _http("allow_unknown_fields", "Log unknown request fields, do not refuse them."),
@@ -294,6 +302,22 @@ LIMITS = (
     _limit("stop", "Most stop strings.", name="max-stop", low=1, high=16),
     _limit("prompts", "Most prompts.", name="max-prompts", low=1),
     _limit("messages", "Most messages.", name="max-messages", low=1),
+    _limit("images", "Most images.", name="max-images", low=0),
+    _limit("image_bytes", "Largest image file.", name="max-image-bytes", kind=SIZE, low=1024),
+    _limit(
+        "image_pixels",
+        "Most pixels of an image, by its header.",
+        name="max-image-pixels",
+        low=1,
+        high=MAX_PIXELS,
+    ),
+    _limit(
+        "image_body_bytes",
+        "Largest chat, where the model takes images.",
+        name="max-image-body-size",
+        kind=SIZE,
+        low=1024,
+    ),
 )
 ANSWER = (
     _answer("url", "Ask the server at this URL; MODEL then is its name there.", metavar="URL"),
@@ -375,7 +399,17 @@ LOAD = (
 )
 
 ENGINE = (*MODEL, *MEMORY)
-SERVE = (*MODEL, *TEMPLATE, *SERVED, *MEMORY, *ADAPTER_MEMORY, *SPECULATION, *ADAPTERS, *HTTP, *LIMITS)
+SERVE = (
+    *MODEL,
+    *TEMPLATE,
+    *SERVED,
+    *MEMORY,
+    *ADAPTER_MEMORY,
+    *SPECULATION,
+    *ADAPTERS,
+    *HTTP,
+    *LIMITS,
+)
 CHAT = (*MODEL, *TEMPLATE, *ANSWER, *SYSTEM, *MEMORY, *SPECULATION)
 COMPLETE = (*(flag for flag in MODEL if not flag.argument), *ANSWER, *MEMORY, *SPECULATION)
 ADMIN = (

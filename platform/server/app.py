@@ -46,6 +46,8 @@ from plait.platform.server.scope import REQUEST_ID_HEADER, RequestScope
 from plait.platform.server.structured.grammars import Grammars
 from plait.platform.server.structured.metrics import GrammarMetrics
 from plait.platform.server.tokenize import tokenize_router
+from plait.vision.hosts import AllowList
+from plait.vision.preparation import ImagePreparation
 
 if TYPE_CHECKING:
     from plait.platform.intake import Intake
@@ -132,6 +134,9 @@ def _context(
         adapters=adapters,
         usage=usage,
         grammars=grammars,
+        images=ImagePreparation(
+            settings.limits.for_images(), AllowList.parse(settings.allowed_media)
+        ),
         metrics=metrics,
         pool=ThreadPoolExecutor(_num_threads(settings), thread_name_prefix="plait-http"),
         version=version,
@@ -167,7 +172,9 @@ def _layers(context: ServerContext) -> list[Middleware]:
         )
     layers.append(Middleware(Auth, settings=settings))
     layers.append(Middleware(Gate, context=context))
-    layers.append(Middleware(BodyLimits, settings=settings))
+    layers.append(
+        Middleware(BodyLimits, settings=settings, takes_images=lambda: context.takes_images)
+    )
     return layers
 
 
@@ -183,4 +190,5 @@ async def _life(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(context.grammars.close)
         await context.adapters.close()
         await context.client.close()
+        context.images.close()
         context.pool.shutdown(wait=False, cancel_futures=True)

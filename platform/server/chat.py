@@ -63,7 +63,9 @@ def chat_router(context: ServerContext) -> APIRouter:
 
 def _prepare(context: ServerContext, call: Call, body: ChatCompletionRequest) -> _Chat:
     params = chat_params(body, context.settings.limits)
-    messages = prompts.check_chat(body)
+    reader = context.part_reader()
+    messages = prompts.check_chat(body, reader)
+    reader.refuse_images()
     wish = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     plan = ReplyPlan.of(call.target.tokenizer, constraint_of(body), wish)
     if plan is not None and plan.shows_special:

@@ -14,6 +14,7 @@ from starlette.requests import Request as HttpRequest
 
 from plait.platform.errors import DeadlineExceeded, Overloaded
 from plait.platform.server.body import Schema, parse_body
+from plait.vision.parts import PartReader
 
 if TYPE_CHECKING:
     from plait.platform.intake import Intake
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from plait.platform.server.settings import ServerSettings
     from plait.platform.server.structured.grammars import Grammars
     from plait.platform.tokenizer import Tokenizer
+    from plait.vision.preparation import ImagePreparation
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,6 +46,7 @@ class ServerContext:
     adapters: AdapterService
     usage: AdapterUsage
     grammars: Grammars
+    images: ImagePreparation
     metrics: Metrics
     pool: ThreadPoolExecutor
     version: str
@@ -57,6 +60,20 @@ class ServerContext:
         if self.client.config is None:
             raise Overloaded(self.client.unhealthy_reason or "the engine is starting")
         return self.client.config.model.name
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether the model can see."""
+        config = self.client.config
+        return config is not None and config.model.vision is not None
+
+    def part_reader(self) -> PartReader:
+        """Takes the images out of one request's messages, or refuses them."""
+        return PartReader(
+            model=self.model_name,
+            takes_images=self.takes_images,
+            max_images=self.settings.limits.images,
+        )
 
     @property
     def fingerprint(self) -> str:

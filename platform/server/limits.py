@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
@@ -26,8 +27,11 @@ _METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 class BodyLimits:
     """Reads the whole body within its bounds, then hands it on in one message."""
 
-    def __init__(self, app: ASGIApp, *, settings: ServerSettings) -> None:
+    def __init__(
+        self, app: ASGIApp, *, settings: ServerSettings, takes_images: Callable[[], bool]
+    ) -> None:
         self._app = app
+        self._takes_images = takes_images
         self._settings = settings
         self._limits = settings.limits
         self._root = settings.root_path.rstrip("/")
@@ -39,7 +43,7 @@ class BodyLimits:
             return
         try:
             path = scope["path"].removeprefix(self._root)
-            bound = self._settings.body_bytes(path)
+            bound = self._settings.body_bytes(path, takes_images=self._takes_images())
             self._check_headers(scope, bound)
             if scope["method"] in _METHODS_WITH_BODY:
                 _check_type(scope, takes_tensors=self._settings.takes_tensors(path))

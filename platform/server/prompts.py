@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from plait.platform.errors import BadRequest, Unsupported
 from plait.structured.tools import history
 from plait.structured.tools.prompt import tool_prompt
+from plait.vision.parts import MEDIA_PARTS
 
 if TYPE_CHECKING:
     from plait.platform.server.schemas import (
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from plait.platform.server.settings import Limits
     from plait.platform.tokenizer import Tokenizer
     from plait.structured.tools.request import ToolWish
+    from plait.vision.parts import PartReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,39 +35,24 @@ class Prompt:
 _HARMLESS_KEYS = frozenset({"annotations", "id", "refusal", "status", "type"})
 # Passed to the template, which reads them or does not.
 _TEMPLATE_KEYS = frozenset({"name", "reasoning_content", "reasoning", "tool_call_id"})
-_MEDIA_PARTS = frozenset(
-    {
-        "audio_url",
-        "file",
-        "image",
-        "image_embeds",
-        "image_url",
-        "input_audio",
-        "input_file",
-        "input_image",
-        "video_url",
-    }
-)
 
 
-def check_chat(body: ChatTemplating) -> list[dict[str, Any]]:
-    """The messages as the template takes them. Raises what is wrong or not served, by name."""
+def check_chat(body: ChatTemplating, reader: PartReader) -> list[dict[str, Any]]:
+    """The messages as the template takes them; `reader` keeps their images.
+
+    Raises what is wrong or not served, by name.
+    """
     if body.continue_final_message and body.add_generation_prompt:
         raise BadRequest(
             "continue_final_message and add_generation_prompt exclude each other",
             param="continue_final_message",
         )
-    return plain_messages(body.messages)
-
-
-def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages with known keys and text content only."""
-    if not messages:
+    if not body.messages:
         raise BadRequest("messages is empty: give at least one message", param="messages")
-    return [_plain_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [_plain_message(one, reader, f"messages[{i}]") for i, one in enumerate(body.messages)]
 
 
-def _plain_message(message: ChatMessage, at: str) -> dict[str, Any]:
+def _plain_message(message: ChatMessage, reader: PartReader, at: str) -> dict[str, Any]:
     if message.role == "function":
         raise Unsupported(
             f"{at}.role: 'function' is an older form; use 'tool' with a tool_call_id",
@@ -73,7 +60,7 @@ def _plain_message(message: ChatMessage, at: str) -> dict[str, Any]:
         )
     # OpenAI's newer word for the same role; templates know the older one.
     role = "system" if message.role == "developer" else message.role
-    plain: dict[str, Any] = {"role": role, "content": _content(message, at)}
+    plain: dict[str, Any] = {"role": role, "content": _content(message, reader, at)}
     for key, value in (message.model_extra or {}).items():
         if value is None or value == [] or key in _HARMLESS_KEYS:
             continue
@@ -91,21 +78,29 @@ def _plain_message(message: ChatMessage, at: str) -> dict[str, Any]:
     return plain
 
 
-def _content(message: ChatMessage, at: str) -> str | list[dict[str, Any]]:
+def _content(message: ChatMessage, reader: PartReader, at: str) -> str | list[dict[str, Any]]:
     content = message.content
     if content is None:
         if message.role != "assistant":
             raise BadRequest(f"{at}.content is required", param=f"{at}.content")
         return ""
     if isinstance(content, list):
-        return [_text_part(part, f"{at}.content[{i}]") for i, part in enumerate(content)]
+        return [
+            reader.read(part, f"{at}.content[{i}]", message.role)
+            if _is_media(part)
+            else _text_part(part, f"{at}.content[{i}]")
+            for i, part in enumerate(content)
+        ]
     return content
+
+
+def _is_media(part: dict[str, Any]) -> bool:
+    kind = part.get("type")
+    return isinstance(kind, str) and kind in MEDIA_PARTS
 
 
 def _text_part(part: dict[str, Any], at: str) -> dict[str, Any]:
     kind = part.get("type")
-    if kind in _MEDIA_PARTS:
-        raise Unsupported(f"{at}: {kind} is not served, this model takes text only", param=at)
     # "refusal" parts come back with the history of other servers' answers.
     text = part.get("refusal") if kind == "refusal" else part.get("text")
     if kind not in ("text", "refusal", "input_text", "output_text"):
@@ -160,7 +155,7 @@ def final_text(messages: list[dict[str, Any]]) -> str:
     content = messages[-1]["content"]
     if isinstance(content, str):
         return content
-    return "\n".join(part["text"] for part in content)
+    return "\n".join(part["text"] for part in content if part["type"] == "text")
 
 
 def split_prompts(body: CompletionRequest, limits: Limits) -> list[str | list[int]]:

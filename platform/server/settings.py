@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 from plait.adapters.composition import MAX_ADAPTERS
 from plait.platform.server.access import Grant
+from plait.vision.limits import ImageLimits
 
 MIB = 1 << 20
 MAX_STOP_STRINGS = 16
 TENSOR_PATHS = frozenset({"/load_lora_adapter_from_tensors", "/v1/load_lora_adapter_from_tensors"})
+IMAGE_PATHS = frozenset({"/v1/chat/completions", "/tokenize"})  # whose messages may have images
 # What changes the adapters: there only where there is an admin key.
 ADMIN_PATHS = TENSOR_PATHS | {
     "/load_lora_adapter",
@@ -32,6 +34,7 @@ class Limits:
     """Bounds on what one HTTP request may bring; over a bound it is refused with the number."""
 
     body_bytes: int = 32 * MIB
+    image_body_bytes: int = 88 * MIB  # of a chat, where the model takes images
     adapter_body_bytes: int = 1024 * MIB  # of an adapter's tensors, sent by an admin
     body_timeout_s: float = 60.0  # for the whole body to arrive
     header_bytes: int = 64 << 10
@@ -45,6 +48,9 @@ class Limits:
     messages: int = 2048
     content_parts: int = 8192  # of all messages together
     chat_template_kwargs: int = 64
+    images: int = 16
+    image_bytes: int = 20 * MIB  # of one file
+    image_pixels: int = 33_177_600  # of one, by its header
     adapters: int = MAX_ADAPTERS
     lora: int = MAX_ADAPTERS
     logprobs: int = 20
@@ -57,6 +63,18 @@ class Limits:
     def __post_init__(self) -> None:
         if not 1 <= self.stop <= MAX_STOP_STRINGS:
             raise ValueError(f"the bound on stop strings lies in [1, {MAX_STOP_STRINGS}]")
+
+    def for_images(self) -> ImageLimits:
+        """The bounds on a request's images."""
+        usual = ImageLimits()
+        of_request = max(usual.request_bytes, self.image_bytes)
+        return ImageLimits(
+            num_images=self.images,
+            image_bytes=self.image_bytes,
+            image_pixels=self.image_pixels,
+            request_bytes=of_request,
+            file_budget_bytes=max(usual.file_budget_bytes, of_request),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +92,7 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = ()  # for browsers; empty: no cross-origin requests
     served_model_name: str | None = None  # None: the loaded model's own name
     adapters: tuple[NamedSource, ...] = ()  # loaded at start
+    allowed_media: tuple[str, ...] = ()  # hosts that images are fetched from
     adapter_dir: str | None = None  # adapters that a request or an admin may have loaded
     max_adapters: int = 1024  # names
     allow_unknown_fields: bool = False  # log unknown fields once per name, do not refuse them
@@ -96,7 +115,10 @@ class ServerSettings:
         """Whether what is posted to `path` (without the root path) is an adapter's weights."""
         return self.admin_key is not None and path in TENSOR_PATHS
 
-    def body_bytes(self, path: str) -> int:
-        """The largest body that `path` takes."""
-        takes_tensors = self.takes_tensors(path)
-        return self.limits.adapter_body_bytes if takes_tensors else self.limits.body_bytes
+    def body_bytes(self, path: str, *, takes_images: bool = False) -> int:
+        """The largest body that `path` takes; `takes_images`: whether the model does."""
+        if self.takes_tensors(path):
+            return self.limits.adapter_body_bytes
+        if takes_images and path in IMAGE_PATHS:
+            return max(self.limits.body_bytes, self.limits.image_body_bytes)
+        return self.limits.body_bytes

@@ -51,7 +51,7 @@ def tokenize_router(context: ServerContext) -> APIRouter:
 
 def _tokenize(context: ServerContext, body: TokenizeRequest, tokenizer: Tokenizer) -> bytes:
     if body.messages is not None:
-        ids = _chat_ids(tokenizer, body)
+        ids = _chat_ids(context, tokenizer, body)
     else:
         special = body.add_special_tokens
         ids = tokenizer.encode(body.prompt or "", add_special_tokens=special is not False)
@@ -60,7 +60,7 @@ def _tokenize(context: ServerContext, body: TokenizeRequest, tokenizer: Tokenize
     return encode(Tokens(count=len(ids), max_model_len=max_model_len, tokens=ids, token_strs=texts))
 
 
-def _chat_ids(tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
+def _chat_ids(context: ServerContext, tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
     chat = ChatTemplating(
         messages=body.messages or [],
         add_generation_prompt=body.add_generation_prompt,
@@ -68,7 +68,9 @@ def _chat_ids(tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
         add_special_tokens=body.add_special_tokens or False,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    messages = prompts.check_chat(chat)
+    reader = context.part_reader()
+    messages = prompts.check_chat(chat, reader)
+    reader.refuse_images()
     return prompts.encode_chat(tokenizer, messages, chat)
 
 

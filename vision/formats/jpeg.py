@@ -78,7 +78,7 @@ class _Reader:
             self._frame(marker, body)
         elif marker == _DNL:
             raise damaged("JPEG", "it tells its height only at its end")
-        elif marker == _APP1 and self._turned is None and body[:6] == b"Exif\0\0":
+        elif marker == _APP1 and self._turned is None and bytes(body[:6]) == b"Exif\0\0":
             self._turned = orientation(bytes(body))
         noise = _APP0 < marker < _APP14 or marker in (0xEF, _COMMENT)
         if not noise:
