@@ -43,8 +43,15 @@ class Started:
     facts: dict[str, object] = field(default_factory=dict)
 
 
-def start_engine(options: Options, on_phase: OnPhase = lambda _phase, _seconds: None) -> Started:
-    """Load the model, fit memory, warm up.
+def start_engine(
+    options: Options,
+    on_phase: OnPhase = lambda _phase, _seconds: None,
+    *,
+    load_grammars: bool = False,
+) -> Started:
+    """Load the model, fit memory, warm up; with `load_grammars` what they need, for a server.
+
+    The libraries of grammars take a second to load, in which other requests would stand still.
 
     Raises `PlaitError`: `ConfigError` or `ModelUnsupported` with the exact cause.
     """
@@ -83,7 +90,8 @@ def start_engine(options: Options, on_phase: OnPhase = lambda _phase, _seconds: 
         )
         executor.allocate(fit.cache)
     config = EngineConfig(options=options, model=model, cache=fit.cache, scheduler=fit.scheduler)
-    engine = make_engine(config, executor, tokenizer, fit)
+    with phase("make engine"):
+        engine = make_engine(config, executor, tokenizer, fit, load_grammars=load_grammars)
     with phase("warm up"):
         _warm_up(engine, config, tokenizer)
     return Started(
@@ -101,14 +109,22 @@ def start_engine(options: Options, on_phase: OnPhase = lambda _phase, _seconds: 
 
 
 def make_engine(
-    config: EngineConfig, executor: Executor, tokenizer: Tokenizer | None, fit: budget.Fit
+    config: EngineConfig,
+    executor: Executor,
+    tokenizer: Tokenizer | None,
+    fit: budget.Fit,
+    *,
+    load_grammars: bool = False,
 ) -> Engine:
     """An engine with a strand for every feature that there is memory for."""
     from plait.adapters.strand import AdapterStrand
     from plait.platform.engine import Engine
 
     # Grammars first: an open one is kept where adapters are not ready yet.
-    strands: list[Strand] = [_grammars(config, tokenizer)] if tokenizer is not None else []
+    grammars = _grammars(config, tokenizer) if tokenizer is not None else None
+    if grammars is not None and load_grammars:
+        grammars.warm()
+    strands: list[Strand] = [] if grammars is None else [grammars]
     if not fit.adapter_bytes:
         return Engine(config, executor, tokenizer, strands=strands)
     pool = _adapter_pool(config.options, executor, fit)

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from plait.platform.core import CompiledGrammar, Sequence, SequenceState
-from plait.platform.errors import GrammarFault, PlaitError
+from plait.platform.errors import GrammarFault, GrammarTooComplex, PlaitError
 from plait.platform.strand import Strand
 from plait.structured.acceptance import Acceptance
 from plait.structured.masks import MaskEntry, MaskFiller
 from plait.structured.matcher import MatcherStore
+from plait.structured.patience import Patience
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +40,7 @@ log = logging.getLogger(__name__)
 
 MAX_DRAFTS = 16  # of one sequence in one step
 _MAX_VOCABULARIES = 8  # the model's own, and those of adapters that add tokens
+_MAX_TOO_DEAR = 1024  # grammars that are remembered for it
 _COUNTED = ("grammar_sequences", "grammar_opens", "grammar_faults", "mask_rows")
 
 
@@ -46,7 +51,8 @@ class _Held:
     sequence: Sequence
     matcher: Matcher
     acceptance: Acceptance = field(default_factory=Acceptance)
-    fault: GrammarFault | None = None  # it must end in the next step
+    patience: Patience = field(default_factory=Patience)
+    fault: PlaitError | None = None  # it must end in the next step
 
 
 class GrammarStrand(Strand):
@@ -62,7 +68,9 @@ class GrammarStrand(Strand):
         *,
         store: MatcherStore | None = None,
         force: bool = True,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
+        """`clock` counts the processor time of the thread that asks."""
         self._make_vocabulary = vocabulary
         self._vocabularies: dict[str, Vocabulary] = {}  # the model's under "", used by the opener
         self._store = store or MatcherStore()
@@ -70,12 +78,27 @@ class GrammarStrand(Strand):
         self._opener: ThreadPoolExecutor | None = None
         self._opening: dict[int, tuple[Sequence, Future[Matcher]]] = {}
         self._held: dict[int, _Held] = {}
-        self._filler = MaskFiller()
+        self._too_dear: OrderedDict[str, GrammarTooComplex] = OrderedDict()  # by grammars' keys
+        self._clock = clock
+        self._filler = MaskFiller(clock)
         self._job: MaskJob | None = None  # that may be using matchers
         self._num_rows = 1  # sampled in the last constrained step, without drafts
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._open_seconds = self._mask_seconds = self._wait_seconds = 0.0
         self._num_drafted = self._num_accepted = 0  # of sequences that have ended
+
+    def warm(self) -> None:
+        """Load the libraries now, before there is anybody to be kept waiting.
+
+        That takes a second, and for much of it other threads stand still.
+        """
+        from plait.structured.backends.xgrammar import load_library
+
+        load_library(light=True)
+        vocabulary = self._vocabularies[""] = self._make_vocabulary()
+        self._vocabularies[vocabulary.digest] = vocabulary
+        if vocabulary.end_ids:
+            self._store.warm(vocabulary)
 
     # --- whether a sequence may run ---
 
@@ -84,6 +107,8 @@ class GrammarStrand(Strand):
         grammar = sequence.request.grammar
         if grammar is None or sequence.seq_id in self._held:
             return True
+        if grammar.key in self._too_dear:
+            raise self._too_dear[grammar.key]
         if sequence.seq_id not in self._opening:
             self._opening[sequence.seq_id] = (sequence, self._open(grammar))
         _, opened = self._opening[sequence.seq_id]
@@ -137,16 +162,19 @@ class GrammarStrand(Strand):
         """See `Strand.stage`: begins to fill the masks of the constrained rows."""
         entries: list[MaskEntry] = []
         places: list[int] = []
-        faults: dict[int, GrammarFault] = {}
+        faults: dict[int, PlaitError] = {}
+        staged: list[_Held] = []
         first_row = 0
         for place, span in enumerate(plan.spans):
             if span.num_samples and span.sequence.request.grammar is not None:
                 held = self._held[span.sequence.seq_id]
                 held.acceptance.verifying(span.drafts)
-                if held.fault is not None:
-                    faults[place] = held.fault
+                fault = held.fault or self._too_dear.get(span.sequence.request.grammar.key)
+                if fault is not None:
+                    faults[place] = fault
                 else:
                     places.append(place)
+                    staged.append(held)
                     entries.append(
                         MaskEntry(matcher=held.matcher, first_row=first_row, drafts=span.drafts)
                     )
@@ -156,7 +184,7 @@ class GrammarStrand(Strand):
         self._join()
         self._num_rows = first_row - sum(len(entry.drafts) for entry in entries)
         self._job = self._filler.start(entries, first_row)
-        return GrammarMasks(self._job, entries, places, faults, self._masked)
+        return GrammarMasks(self._job, entries, places, faults, partial(self._masked, staged))
 
     def commit(self, sequence: Sequence, token_id: int) -> bool:
         """See `Strand.commit`: complete once nothing but an end may follow."""
@@ -165,10 +193,12 @@ class GrammarStrand(Strand):
             return False
         self._join()
         held.acceptance.saw(token_id)
+        held.patience.token()
         try:
-            if not held.matcher.accept(token_id):
-                raise GrammarFault("the grammar refuses a token that its mask allowed")
-            return held.matcher.finished
+            with self._counted(held):
+                if not held.matcher.accept(token_id):
+                    raise GrammarFault("the grammar refuses a token that its mask allowed")
+                return held.matcher.finished
         except Exception as error:
             raise self._fault(held.sequence, error) from error
 
@@ -182,7 +212,8 @@ class GrammarStrand(Strand):
             return []
         self._join()
         try:
-            return held.matcher.forced_tokens(limit)
+            with self._counted(held):
+                return held.matcher.forced_tokens(limit)
         except Exception as error:  # noqa: BLE001 (the next step ends the sequence with it)
             held.fault = self._fault(sequence, error)
             return []
@@ -262,18 +293,44 @@ class GrammarStrand(Strand):
             self._job.result()
             self._job = None
 
-    def _masked(self, masks: StepMasks, waited_s: float) -> None:
+    def _masked(
+        self, staged: list[_Held], masks: StepMasks, waited_s: float
+    ) -> dict[int, PlaitError]:
+        """Count what masks took; returns the errors of entries, by number."""
         self._job = None
         self._counts["mask_rows"] += int((masks.mask_rows >= 0).sum())
         self._counts["grammar_faults"] += len(masks.faults)
         self._mask_seconds += masks.seconds
         self._wait_seconds += waited_s
+        errors: dict[int, PlaitError] = {
+            number: GrammarFault(error.message) for number, error in masks.faults.items()
+        }
+        for number, (held, cost) in enumerate(zip(staged, masks.costs, strict=True)):
+            try:
+                held.patience.take(cost)
+            except GrammarTooComplex as error:
+                errors[number] = self._fault(held.sequence, error)
+        return errors
 
-    def _fault(self, sequence: Sequence, error: Exception) -> GrammarFault:
-        log.error("request %s: its grammar failed", sequence.request.request_id, exc_info=error)
+    @contextmanager
+    def _counted(self, held: _Held) -> Iterator[None]:
+        """Count what the engine's own thread does for a grammar. Raises `GrammarTooComplex`."""
+        began = self._clock()
+        yield
+        held.patience.take(self._clock() - began)
+
+    def _fault(self, sequence: Sequence, error: Exception) -> PlaitError:
+        grammar = sequence.request.grammar
+        assert grammar is not None
         self._counts["grammar_faults"] += 1
-        if sequence.request.grammar is not None:
-            self._forget(sequence.request.grammar)
+        self._forget(grammar)
+        if isinstance(error, GrammarTooComplex):
+            log.warning("request %s: its grammar takes too long", sequence.request.request_id)
+            self._too_dear[grammar.key] = error
+            while len(self._too_dear) > _MAX_TOO_DEAR:
+                self._too_dear.popitem(last=False)
+            return error
+        log.error("request %s: its grammar failed", sequence.request.request_id, exc_info=error)
         return error if isinstance(error, GrammarFault) else GrammarFault(str(error))
 
     def _forget(self, grammar: CompiledGrammar) -> None:
@@ -290,8 +347,8 @@ class GrammarMasks:
         job: MaskJob,
         entries: list[MaskEntry],
         places: list[int],
-        faults: Mapping[int, GrammarFault],
-        on_made: Callable[[StepMasks, float], None],
+        faults: Mapping[int, PlaitError],
+        on_made: Callable[[StepMasks, float], Mapping[int, PlaitError]],
     ) -> None:
         self._job = job
         self._vetoing = {entry.first_row: entry for entry in entries if entry.matcher.can_veto}
@@ -304,12 +361,8 @@ class GrammarMasks:
         """See `RowMasks.wait`."""
         began = time.perf_counter()
         self._masks = masks = self._job.result()
-        self._on_made(masks, time.perf_counter() - began)
-        broken = {
-            self._places[number]: GrammarFault(error.message)
-            for number, error in masks.faults.items()
-        }
-        return {**self._faults, **broken}
+        errors = self._on_made(masks, time.perf_counter() - began)
+        return {**self._faults, **{self._places[number]: e for number, e in errors.items()}}
 
     def masked(self, first_row: int, num_rows: int) -> list[bool]:
         """See `RowMasks.masked`."""
