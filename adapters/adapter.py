@@ -56,6 +56,7 @@ class Adapter:
     low_rank: tuple[LowRank, ...] = ()
     rows: tuple[Rows, ...] = ()
     wholes: tuple[Whole, ...] = ()
+    draft: Adapter | None = None  # of the draft model, under the same generation
 
     @property
     def generation(self) -> str:

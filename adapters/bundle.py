@@ -6,6 +6,7 @@ is refused, since a stop that is not obeyed is worse than an adapter that is not
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from plait.adapters.files import BUNDLE, FileLimits, parse_json
 from plait.platform.errors import InvalidAdapter
 
+_FOLDER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _MAX_STOPS = 16
 _MAX_STOP_LENGTH = 512
 _MAX_TEMPLATE = 256 << 10
@@ -26,7 +28,7 @@ class Bundle:
     stop: tuple[str, ...] = ()
     sampling: Mapping[str, int | float] = field(default_factory=dict)  # by field of a request
     response_format: Mapping[str, Any] | None = None  # as in a chat request
-    draft_adapter: str | None = None  # name of the adapter of the draft model
+    draft_adapter: str | None = None  # folder beside the weights; see `draft_adapter`
 
 
 def parse_bundle(data: bytes, limits: FileLimits | None = None) -> Bundle:
@@ -92,9 +94,9 @@ def _response_format(name: str, value: Any) -> Mapping[str, Any]:
     return dict(value)
 
 
-def _adapter_name(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= 64:
-        _refuse(name, "the name of an adapter is wanted")
+def _folder(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not _FOLDER.fullmatch(value):
+        _refuse(name, "the name of a folder beside this file is wanted: letters, digits, - _ .")
     return str(value)
 
 
@@ -103,5 +105,5 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "stop": _stop,
     "sampling": _sampling,
     "response_format": _response_format,
-    "draft_adapter": _adapter_name,
+    "draft_adapter": _folder,
 }

@@ -121,6 +121,7 @@ def uses(
                     active_from=start,
                     kv_digest=info.kv_digest,
                     tower_digest=info.tower_digest,
+                    draft=info.draft,
                 ),
             )
 

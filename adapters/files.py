@@ -84,6 +84,17 @@ def open_directory(path: Path, *, inside: Path | None = None) -> Iterator[int]:
         os.close(descriptor)
 
 
+@contextmanager
+def open_inner(directory: int, name: str, *, follow_links: bool = False) -> Iterator[int]:
+    """A descriptor of a directory in an open one."""
+    flags = 0 if follow_links else os.O_NOFOLLOW
+    descriptor = _open_folder(Path(name), within=directory, flags=flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def _open_folder(path: Path, *, within: int | None = None, flags: int = 0) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags, dir_fd=within)

@@ -62,6 +62,7 @@ class AdapterInfo:
     invocation_token_ids: tuple[int, ...] = ()  # aLoRA: active from their last occurrence on
     vocab_size: int | None = None  # width of the logits, where it adds tokens
     changes_nothing: bool = False  # loaded all the same, as who loaded it allowed
+    draft: str = ""  # generation under which the draft model has an adapter that goes with it
     has_dora: bool = False  # it cannot be combined with other adapters
     num_bytes: int = 0  # host memory
     device_bytes: int = 0  # once placed by the executor

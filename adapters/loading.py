@@ -16,6 +16,7 @@ from torch import Tensor
 
 from plait.adapters.adapter import Adapter, LowRank
 from plait.adapters.digests import Part, kv_digest, tower_digest
+from plait.adapters.draft_adapter import digest_draft
 from plait.adapters.experts import join_halves, split_experts
 from plait.adapters.files import (
     BUNDLE,
@@ -29,7 +30,7 @@ from plait.adapters.files import (
     read_small,
 )
 from plait.adapters.header import SafetensorsHeader
-from plait.adapters.identity import generation_of
+from plait.adapters.identity import DRAFT, generation_of
 from plait.adapters.info import CHANGES_NOTHING, AdapterInfo, LoadReport
 from plait.adapters.own_tokenizer import read_own_tokenizer
 from plait.adapters.peft_config import PeftConfig, parse_config
@@ -102,6 +103,8 @@ def _read(directory: Path, sites: SitesOf, max_rank: int, *, follow_links: bool 
                 small[name] = read_small(
                     folder, name, limit=limits.of(name), follow_links=follow_links
                 )
+        bundle = small.get(BUNDLE)
+        draft = digest_draft(folder, bundle, limits, follow_links=follow_links)
         tokenizer = read_own_tokenizer(folder, limits, follow_links=follow_links)
         if tokenizer is not None:
             small[TOKENIZER_CONFIG] = tokenizer
@@ -117,6 +120,8 @@ def _read(directory: Path, sites: SitesOf, max_rank: int, *, follow_links: bool 
     _check_finite(tensors)
     _check_copies(plan, tensors)
     digests = {name: sha256(data).hexdigest() for name, data in small.items()}
+    if draft is not None:
+        digests[DRAFT] = draft
     return _Files(
         generation=generation_of({**digests, WEIGHTS: weights_digest}),
         config=config,

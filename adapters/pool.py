@@ -252,7 +252,7 @@ class AdapterPool:
     def _open(self, message: LoadAdapter) -> None:
         directory = Path(message.directory)
         try:
-            load_bytes = sum(path.stat().st_size for path in directory.iterdir())
+            load_bytes = sum(_num_bytes(path) for path in directory.iterdir())
         except OSError:
             error = AdapterStorageFailed("the stored adapter cannot be read; load it again")
             self._answer(message.generation, error)
@@ -453,6 +453,12 @@ class AdapterPool:
             for held in self._pinned.values()
             if held is not beside and held.info is not None
         )
+
+
+def _num_bytes(path: Path) -> int:
+    """Of a file, or of those in a folder."""
+    inside = path.iterdir() if path.is_dir() else (path,)
+    return sum(each.stat().st_size for each in inside)
 
 
 def _differ(one: AdapterInfo, other: AdapterInfo) -> bool:

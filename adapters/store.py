@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from plait.adapters.bundle import Bundle, parse_bundle
+from plait.adapters.draft_adapter import DraftFiles, open_draft
 from plait.adapters.files import (
     BUNDLE,
     CONFIG,
@@ -36,7 +37,7 @@ from plait.adapters.files import (
     read_small,
     write,
 )
-from plait.adapters.identity import generation_of
+from plait.adapters.identity import DRAFT, generation_of
 from plait.adapters.own_tokenizer import (
     OwnTokenizer,
     parse_own_tokenizer,
@@ -106,8 +107,12 @@ class AdapterStore:
             tokenizer = read_own_tokenizer(folder, self._limits, follow_links=follow)
             if tokenizer is not None:
                 small[TOKENIZER_CONFIG] = tokenizer
-            with open_weights(folder, self._limits, follow_links=follow) as weights:
-                return self._add(small, weights)
+            bundle = small.get(BUNDLE)
+            with (
+                open_weights(folder, self._limits, follow_links=follow) as weights,
+                open_draft(folder, bundle, self._limits, follow_links=follow) as draft,
+            ):
+                return self._add(small, weights, draft=draft)
 
     def add_tensors(self, config: Mapping[str, Any] | bytes, weights: bytes) -> StoredAdapter:
         """Store an adapter given as a config and the bytes of a safetensors file."""
@@ -137,7 +142,12 @@ class AdapterStore:
             _delete(self._root)
 
     def _add(
-        self, small: Mapping[str, bytes], weights: BinaryIO, *, size: int | None = None
+        self,
+        small: Mapping[str, bytes],
+        weights: BinaryIO,
+        *,
+        size: int | None = None,
+        draft: DraftFiles | None = None,
     ) -> StoredAdapter:
         if CONFIG not in small:
             raise InvalidAdapter(f"{CONFIG} is missing")
@@ -151,6 +161,8 @@ class AdapterStore:
                 with _storing():
                     (folder / name).write_bytes(data)
             digests[WEIGHTS] = self._copy_weights(weights, size, folder / WEIGHTS)
+            if draft is not None:
+                digests[DRAFT] = self._copy_draft(draft, folder / draft.name)
             generation = generation_of(digests)
             self._publish(folder, generation)
         return StoredAdapter(
@@ -161,6 +173,15 @@ class AdapterStore:
             bundle=bundle,
             tokenizer=tokenizer,
         )
+
+    def _copy_draft(self, draft: DraftFiles, folder: Path) -> str:
+        parse_config(draft.config, self._limits)
+        with _storing():
+            folder.mkdir(mode=0o700)
+            (folder / CONFIG).write_bytes(draft.config)
+        size = os.fstat(draft.weights.fileno()).st_size
+        weights = self._copy_weights(draft.weights, size, folder / WEIGHTS)
+        return generation_of({CONFIG: sha256(draft.config).hexdigest(), WEIGHTS: weights})
 
     def _copy_weights(self, source: BinaryIO, size: int, path: Path) -> str:
         raw, _ = read_header(source, self._limits, size)
@@ -205,7 +226,11 @@ def _storing() -> Iterator[None]:
 def _is_whole(stored: Path, *, like: Path) -> bool:
     """Whether what was stored once is still there: nobody else should touch it, but some do."""
     try:
-        return all((stored / p.name).stat().st_size == p.stat().st_size for p in like.iterdir())
+        return all(
+            (stored / path.relative_to(like)).stat().st_size == path.stat().st_size
+            for path in like.rglob("*")
+            if path.is_file()
+        )
     except OSError:
         return False
 

@@ -46,8 +46,6 @@ def tokenizer_of(
 
 
 def _check_bundle(bundle: Bundle) -> None:
-    if bundle.draft_adapter is not None:
-        raise InvalidAdapter(f"{BUNDLE}: draft_adapter is not served: take it out")
     try:
         with_defaults(SamplingParams(), bundle)
         bundled_constraint(bundle)
