@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from plait.platform.errors import ModelUnsupported
 from plait.speculative.draft_model import Choose, Floats, Mask
 from plait.speculative.eagle_blocks import HeadBlocks, HeadState
 from plait.speculative.eagle_head import EagleHead, HeadRows
-from plait.speculative.source import Draft, Want
+from plait.speculative.source import Draft, Round, Want
 
 if TYPE_CHECKING:
     from plait.platform.batch import StepBatch
@@ -111,6 +112,8 @@ class EagleSource:
         mask: Mask | None = None,
         follows: Callable[[Sequence], bool] = lambda _sequence: True,
     ) -> None:
+        self.name = SOURCE
+        self.last = Round()
         self.head = head
         self.taps = head.taps
         self.floor = 0.0  # chance that all of a draft so far holds, below which it ends
@@ -126,6 +129,7 @@ class EagleSource:
         )
         head.allocate(self._blocks.num_blocks, bounds.block_size)
         self._counts = {"rounds": 0, "forwards": 0, "rows": 0, "ingested_rows": 0, "faults": 0}
+        self._seconds = self._ingest_seconds = 0.0
         self._faults_in_a_row = 0
 
     # --- what the engine asks --------------------------------------------------------------------
@@ -143,9 +147,21 @@ class EagleSource:
         """
         return {
             **self._counts,
+            "seconds": self._seconds,
+            "ingest_seconds": self._ingest_seconds,
             "sequences": self._blocks.num_followed,
             "unseen_sequences": self._blocks.num_unseen,
         }
+
+    def takes(self, sequence: Sequence) -> bool:
+        """See `ModelSource.takes`: whether it has seen all of the sequence up to now."""
+        can_obey = self._mask is not None or sequence.request.grammar is None
+        return can_obey and not self.is_off and self._blocks.ready(sequence) is not None
+
+    def lag(self, sequence: Sequence) -> int:
+        """See `ModelSource.lag`: it never lags, for it cannot catch up."""
+        del sequence
+        return 0
 
     def release(self, sequence: Sequence) -> None:
         """See `ModelSource.release`."""
@@ -169,11 +185,13 @@ class EagleSource:
         batch: StepBatch,
         taps: torch.Tensor | None,
         result: StepResult,
-    ) -> None:
+    ) -> float:
         """Take in a step: once for each that is computed, after sampling and before its commit.
 
         `taps`: what `forward_tapped` gave beside the hidden rows; None where the step went without.
+        Returns the seconds that it took.
         """
+        began = time.perf_counter()
         try:
             states = [
                 self._blocks.begin(s, is_wanted=taps is not None and self._follows(s.sequence))
@@ -184,6 +202,9 @@ class EagleSource:
         except Exception:
             log.exception("the draft head failed in step %d", plan.step_id)
             self._count_fault(span.sequence for span in plan.spans)
+        seconds = time.perf_counter() - began
+        self._ingest_seconds += seconds
+        return seconds
 
     def _ingest(
         self,
@@ -241,17 +262,27 @@ class EagleSource:
 
         A fault ends the round without drafts; after some in a row there are none any more.
         """
+        self.last = Round()
         if self.is_off or not wants:
             return [None] * len(wants)
+        began = time.perf_counter()
+        forwards, rows = self._counts["forwards"], self._counts["rows"]
         try:
             drafts = self._round(wants)
         except Exception:
             log.exception("the draft head failed with %d sequences", len(wants))
             self._count_fault(want.sequence for want in wants)
-            return [None] * len(wants)
+            drafts = [None] * len(wants)
         if any(drafts):
             self._faults_in_a_row = 0
+        seconds = time.perf_counter() - began
+        self._seconds += seconds
         self._counts["rounds"] += 1
+        self.last = Round(
+            seconds=seconds,
+            num_forwards=self._counts["forwards"] - forwards,
+            num_rows=self._counts["rows"] - rows,
+        )
         return drafts
 
     def _count_fault(self, sequences: Iterable[Sequence]) -> None:

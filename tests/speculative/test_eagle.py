@@ -269,6 +269,7 @@ def test_a_cached_prefix_that_the_head_did_not_see_gives_no_drafts(target, tmp_p
     check = comparison(world, shape, tensors)
 
     def per_sequence(sequence, draft):
+        assert world.source.takes(sequence) == (draft is not None)
         return (draft is None) if sequence is again else check(sequence, draft)
 
     assert world.run(per_sequence) >= 8
