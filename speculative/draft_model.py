@@ -50,7 +50,7 @@ class Choose(Protocol):
     """What the target would choose after a sequence and drafts; None where it cannot."""
 
     def __call__(
-        self, sequence: Sequence, drafts: tuple[int, ...], logits: Floats, *, masked: bool
+        self, sequence: Sequence, drafts: tuple[int, ...], logits: Floats, /, *, masked: bool
     ) -> int | None:
         """`logits` has the width of the sequence's vocabulary, and may be changed."""
 
