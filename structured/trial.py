@@ -178,8 +178,9 @@ class _Walk:
         allowed = np.unpackbits(row.view(np.uint8), bitorder="little")
         found = self._taste.order[allowed[self._taste.order] != 0]
         best = found[: self._taste.num_alike]
-        picked = self._rng.integers(0, len(best), _NUM_VETOED) if len(best) else []
-        chosen: list[int] = best[picked].tolist()
+        if not len(best):
+            return []
+        chosen: list[int] = self._rng.choice(best, _NUM_VETOED).tolist()
         return chosen
 
 
