@@ -54,8 +54,26 @@ class Poison(Atom):
 
 
 @dataclass(frozen=True, slots=True)
+class Untold(Atom):
+    """Nothing; but the branch is left out of what is written, where others are written.
+
+    `whole`: the branch beside it tells which values these are.
+    """
+
+    refusal: Refusal
+    whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Integer(Atom):
     """A number without fraction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fractional(Atom):
+    """A number with a fraction, which no backend tells from one without."""
+
+    refusal: Refusal
 
 
 @dataclass(frozen=True, slots=True)

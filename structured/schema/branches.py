@@ -7,7 +7,14 @@ import itertools
 from collections.abc import Callable
 
 from plait.platform.errors import InvalidSchema
-from plait.structured.schema.atoms import Alternatives, Atom, Branch
+from plait.structured.schema.atoms import (
+    NEVER,
+    Alternatives,
+    Atom,
+    Branch,
+    Property,
+    Required,
+)
 
 Prune = Callable[[Alternatives], Alternatives]
 _MANY = 16
@@ -50,6 +57,44 @@ def union(groups: list[Alternatives], limit: int) -> Alternatives:
     if len(found) > limit:
         raise TooManyBranches
     return list(found)
+
+
+def absorbed(alternatives: Alternatives) -> Alternatives:
+    """The same without branches that only say more than another does, shortest first."""
+    kept: list[frozenset[Atom]] = []
+    found: Alternatives = []
+    for branch in sorted(alternatives, key=len):
+        atoms = frozenset(branch)
+        if not any(each <= atoms for each in kept):
+            kept.append(atoms)
+            found.append(branch)
+    return found
+
+
+def optional(alternatives: Alternatives) -> Alternatives:
+    """The same, where a key that is absent, or there with some value, takes one branch."""
+    absent = {_absent(branch) for branch in alternatives} - {None}
+    found = dict.fromkeys(_loosened(branch, absent) for branch in alternatives)
+    loose = {
+        branch[0].name
+        for branch in found
+        if len(branch) == 1 and isinstance(branch[0], Property) and _absent(branch) is None
+    }
+    return [branch for branch in found if _absent(branch) not in loose]
+
+
+def _absent(branch: Branch) -> str | None:
+    """The key that must be absent, if that is all a branch says."""
+    if len(branch) == 1 and isinstance(atom := branch[0], Property) and atom.formula == NEVER:
+        return atom.name
+    return None
+
+
+def _loosened(branch: Branch, absent: set[str | None]) -> Branch:
+    match branch:
+        case (Required(name), Property() as value) if name == value.name and name in absent:
+            return branch if value.formula == NEVER else (value,)
+    return branch
 
 
 def joined(one: Branch, other: Branch) -> Branch:

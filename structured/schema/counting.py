@@ -144,6 +144,10 @@ def build(nodes: tuple[Node, ...], alphabet: Ranges = SPELLABLE) -> Automaton | 
     """The automaton of the texts in all the languages; None where it is large, or empty."""
     points = representatives(nodes)
     ends = [*(point - 1 for point in points[1:]), MAX_CHAR]
+    spelled = [
+        (low, common(alphabet, ((low, high),))) for low, high in zip(points, ends, strict=True)
+    ]
+    letters = [(low, kept) for low, kept in spelled if kept]
     size = sum(1 for node in nodes for _ in walk(node))
     states = {nodes: 0}
     arrows: list[list[tuple[int, int, int]]] = []
@@ -151,10 +155,9 @@ def build(nodes: tuple[Node, ...], alphabet: Ranges = SPELLABLE) -> Automaton | 
     while waiting:
         state = waiting.pop(0)
         arrows.append([])
-        for low, high in zip(points, ends, strict=True):
+        for low, kept in letters:
             after = tuple(derivative(node, low) for node in state)
-            kept = common(alphabet, ((low, high),))
-            if NOTHING in after or not kept:
+            if NOTHING in after:
                 continue
             if after not in states:
                 states[after] = len(states)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -52,6 +53,8 @@ class Document:
         self.legacy = named and any(each in dialect for each in LEGACY)
         # Since 2020-12 what `contains` finds counts as evaluated.
         self.contains_evaluates = not self.legacy and "2019-09" not in str(dialect)
+        # What branches look at matters only where something asks for what none looked at.
+        self.has_unevaluated = '"unevaluated' in json.dumps(root)
         self._id = "id" if any(each in str(dialect) for each in OLD_IDS) else "$id"
         self._bases: dict[str, str] = {}
         self._resources: dict[str, str] = {}

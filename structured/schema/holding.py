@@ -66,9 +66,21 @@ def _(atom: atoms.Poison, reader: Reader, value: Any) -> bool:
     raise Undecidable(atom.refusal)
 
 
+@holds.register(atoms.Untold)
+def _(atom: atoms.Untold, reader: Reader, value: Any) -> bool:
+    if not atom.whole:
+        raise Undecidable(atom.refusal)
+    return True
+
+
 @holds.register(atoms.Integer)
 def _(atom: atoms.Integer, reader: Reader, value: Any) -> bool:
     return is_integer(value)
+
+
+@holds.register(atoms.Fractional)
+def _(atom: atoms.Fractional, reader: Reader, value: Any) -> bool:
+    return not is_integer(value)
 
 
 @holds.register(atoms.Bound)

@@ -51,8 +51,13 @@ def groups(
     return [group for read in _BY_TYPE[kind] for group in read(reader, at, schema, positive)]
 
 
-def _poison(at: str, keyword: str, why: str, instead: str = _REPHRASE) -> Alternatives:
+def _poison(at: str, keyword: str, why: str, instead: str) -> Alternatives:
     return [(Poison(Refusal(f"{at}/{escape(keyword)}", keyword, why, instead)),)]
+
+
+def _undeniable(at: str, keyword: str, why: str) -> Alternatives:
+    refusal = Refusal(f"{at}/{escape(keyword)}", keyword, why, _REPHRASE, denial=True)
+    return [(Poison(refusal),)]
 
 
 # --- numbers ---
@@ -93,7 +98,7 @@ def _multiple(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterat
         if positive:
             yield [(MultipleOf(value, f"{at}/{keyword}"),)]
         else:
-            yield _poison(at, keyword, "its denial cannot be written")
+            yield _undeniable(at, keyword, "its denial cannot be written")
 
 
 # --- strings ---
@@ -147,7 +152,7 @@ def language(at: str, keyword: str, pattern: str, positive: bool) -> Alternative
 
     others = automata.complement(node)
     if others is None:
-        return _poison(at, keyword, "the strings outside of the pattern are too many to describe")
+        return _undeniable(at, keyword, "the strings outside of the pattern are too many to tell")
     return [(Pattern(others, place),)]
 
 
@@ -161,7 +166,7 @@ def _format(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator
         yield language(at, "format", formats.PATTERNS[name], positive)
     elif name in formats.ENFORCED:
         place = f"{at}/format"
-        denied = _poison(at, "format", "the strings outside of a format cannot be described")
+        denied = _undeniable(at, "format", "the strings outside of a format cannot be described")
         yield [(Format(name, place),)] if positive else denied
     elif name in formats.REFUSED:
         yield _poison(
@@ -229,7 +234,7 @@ def _contains(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterat
 
 def _unique(_: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
     if schema.get("uniqueItems") is True:
-        denied = _poison(at, "uniqueItems", "lists with a repetition cannot be described")
+        denied = _undeniable(at, "uniqueItems", "lists with a repetition cannot be described")
         yield [(Unique(f"{at}/uniqueItems"),)] if positive else denied
 
 
@@ -287,7 +292,8 @@ def _keys(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[A
         if positive:
             yield [(KeyPattern(node, formula, at=place),)]
         elif formula != TRUE:
-            refusal = Refusal(place, "patternProperties", "its denial cannot be written", _REPHRASE)
+            why = "objects with a wrong value cannot be described"
+            refusal = Refusal(place, "patternProperties", why, _REPHRASE, denial=True)
             denied = reader.denied(formula)
             yield [(Exists(frozenset(), frozenset(), denied, refusal, inside=node),)]
     if "additionalProperties" in schema:
@@ -299,7 +305,7 @@ def _keys(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[A
             yield [(Additional(names, others, formula),)]
         elif formula != TRUE:
             why = "objects with a key too many, or with a wrong one, cannot be described"
-            refusal = Refusal(place, "additionalProperties", why, _REPHRASE)
+            refusal = Refusal(place, "additionalProperties", why, _REPHRASE, denial=True)
             yield [(Exists(names, others, reader.denied(formula), refusal),)]
 
 
@@ -324,7 +330,8 @@ def _names(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[
     if positive:
         yield [(Names(formula, place),)]
     elif formula != TRUE:
-        refusal = Refusal(place, "propertyNames", "its denial cannot be written", _REPHRASE)
+        why = "objects with a wrong key cannot be described"
+        refusal = Refusal(place, "propertyNames", why, _REPHRASE, denial=True)
         named = reader.denied(formula)
         yield [(Exists(frozenset(), frozenset(), TRUE, refusal, named=named),)]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 from typing import TYPE_CHECKING
 
 from plait.structured.schema.atoms import (
     NEVER,
     TRUE,
+    Atom,
     Branch,
     Contains,
     Count,
@@ -21,12 +23,14 @@ from plait.structured.schema.atoms import (
 )
 from plait.structured.schema.branches import joined
 from plait.structured.schema.refusal import Refusal
-from plait.structured.schema.shapes import Array, Listed, Refused, Shape
+from plait.structured.schema.shapes import Array, Listed, Narrowed, Refused, Shape
 
 if TYPE_CHECKING:
     from plait.structured.schema.reading import Reader
 
-_MAX_ARRANGEMENTS = 128
+_MAX_ARRANGEMENTS = 128  # where they are all there are
+_MAX_FIRST = 16  # where there is no end of them: those among the first items
+_WINDOW = 8  # first items among which those of a kind are looked for
 _MAX_DISTINCT = 5  # values of which all lists without repetition, 326 of them, are written out
 
 
@@ -98,12 +102,13 @@ def _containing(reader: Reader, branch: Branch, atom: Contains) -> list[Shape]:
         low = atom.start + atom.low if atom.low else 0
         high = None if atom.high is None else atom.start + atom.high
         return shapes(reader, joined(branch, (Count(low, high),)))
-    options = _arrangements(reader, frame, atom)
-    if options is None:
-        why = "in a list of any length, some items cannot be held to be of a kind"
+    options, exact = _arrangements(reader, frame, atom)
+    found = [shape for more in options for shape in shapes(reader, joined(branch, more))]
+    if not exact:
+        why = f"items of the kind are held to come among the first {_WINDOW} only"
         instead = "bound the list by 'maxItems', or hold all its items to the kind by 'items'"
-        return [Refused(Refusal(atom.at, "contains", why, instead))]
-    return [shape for more in options for shape in shapes(reader, joined(branch, more))]
+        found.append(Narrowed(Refusal(atom.at, "contains", why, instead)))
+    return found
 
 
 def _simple(reader: Reader, atom: Contains) -> list[Branch] | None:
@@ -121,34 +126,42 @@ def _simple(reader: Reader, atom: Contains) -> list[Branch] | None:
     return None
 
 
-def _arrangements(reader: Reader, frame: Array, atom: Contains) -> list[Branch] | None:
-    """Each way to place the items of the kind, where there are few."""
+def _arrangements(reader: Reader, frame: Array, atom: Contains) -> tuple[list[Branch], bool]:
+    """Ways to place the items of the kind, and whether these are all there are."""
     end = frame.high
-    if end is None:
-        if not reader.is_empty(reader.both(frame.rest, atom.formula)):
-            return None
+    if end is None and reader.is_empty(reader.both(frame.rest, atom.formula)):
         end = len(frame.prefix)
-    places = range(atom.start, end)
-    if atom.high is None:
-        chosen = list(itertools.islice(itertools.combinations(places, atom.low), 1000))
-        if len(chosen) > _MAX_ARRANGEMENTS:
-            return None
-        return [
-            (Count(each[-1] + 1, None), *(Prefix(i, atom.formula, seen=False) for i in each))
-            for each in chosen
-        ]
-    if frame.high is None or len(places) > 6:
-        return None
-    other = reader.denied(atom.formula)
-    options: list[Branch] = []
-    for size in range(frame.low, frame.high + 1):
-        items = range(atom.start, size)
-        for kinds in itertools.product((True, False), repeat=len(items)):
-            if atom.low <= sum(kinds) <= atom.high:
-                placed = zip(items, kinds, strict=True)
-                each = (Prefix(i, atom.formula if k else other, seen=False) for i, k in placed)
-                options.append((Count(size, size), *each))
-    return options if len(options) <= _MAX_ARRANGEMENTS else None
+    counts = range(atom.low, (atom.low if atom.high is None else atom.high) + 1)
+    if end is not None:
+        places = range(atom.start, max(atom.start, end))
+        if _num_ways(len(places), counts) <= _MAX_ARRANGEMENTS:
+            return _placed(reader, atom, places, counts), True
+    num_places = max(_WINDOW, atom.low)
+    while num_places > atom.low and _num_ways(num_places, counts) > _MAX_FIRST:
+        num_places -= 1
+    places = range(atom.start, atom.start + num_places)
+    counts = range(atom.low, min(counts.stop, num_places + 1))
+    return _placed(reader, atom, places, counts), False
+
+
+def _num_ways(num_places: int, counts: range) -> int:
+    return sum(math.comb(num_places, count) for count in counts)
+
+
+def _placed(reader: Reader, atom: Contains, places: range, counts: range) -> list[Branch]:
+    """A branch for each choice of places; beside them are no others of the kind if they count."""
+    found: list[Branch] = []
+    for count in counts:
+        for chosen in itertools.combinations(places, count):
+            end = chosen[-1] + 1 if chosen else atom.start
+            kinds: list[Atom] = [Prefix(i, atom.formula, seen=False) for i in chosen]
+            if atom.high is not None:
+                other = reader.denied(atom.formula)
+                between = [i for i in range(atom.start, end) if i not in chosen]
+                kinds += [Prefix(i, other, seen=False) for i in between]
+                kinds.append(Items(end, other, seen=False))
+            found.append((Count(end if chosen else 0, None), *kinds))
+    return found
 
 
 def _distinct(reader: Reader, shape: Array, atom: Unique) -> list[Shape]:
@@ -184,4 +197,4 @@ def _finite(reader: Reader, formula: Formula) -> list[str] | None:
 
 
 def _refused(at: str, keyword: str, why: str, instead: str = "list what is allowed") -> Refused:
-    return Refused(Refusal(at, keyword, why, instead))
+    return Refused(Refusal(at, keyword, why, instead, denial=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from plait.structured.schema.atoms import (
     NEVER,
     TRUE,
     Additional,
+    Atom,
     Branch,
     Exists,
     Formula,
@@ -26,7 +28,7 @@ from plait.structured.schema.derive import disjoint, matches
 from plait.structured.schema.holding import is_left
 from plait.structured.schema.refusal import Refusal, Undecidable
 from plait.structured.schema.regex import ANY_CHAR, NOTHING, Node, alt, repeat
-from plait.structured.schema.shapes import Listed, Object, Refused, Shape, String
+from plait.structured.schema.shapes import Listed, Narrowed, Object, Refused, Shape, String
 
 if TYPE_CHECKING:
     from plait.structured.schema.reading import Reader
@@ -39,7 +41,7 @@ def shapes(reader: Reader, branch: Branch) -> list[Shape]:
     excluded = [text for a in branch if isinstance(a, NotValues) for text in a.values]
     if any(text != "{}" for text in excluded):
         why = "objects other than {} cannot be excluded"
-        return [Refused(Refusal("", "not", why, "list what is allowed"))]
+        return [Refused(Refusal("", "not", why, "list what is allowed", denial=True))]
     if excluded:
         kept = tuple(a for a in branch if not isinstance(a, NotValues))
         branch = joined(kept, (Size(1, None),))
@@ -69,8 +71,30 @@ def _with_some(reader: Reader, branch: Branch, atom: Exists) -> list[Shape]:
         free = [formula for node, formula in frame.patterns if not _apart(node, atom)]
         free.append(frame.rest)
         if not all(reader.is_empty(reader.both(f, atom.formula)) for f in free):
-            found.append(Refused(atom.refusal))
+            found += _all_free(reader, rest, atom)
+            found.append(Narrowed(atom.refusal) if found else Refused(atom.refusal))
     return list(dict.fromkeys(found))
+
+
+def _all_free(reader: Reader, branch: Branch, atom: Exists) -> list[Shape]:
+    """Some of the objects: with free keys only, beside those required, and all of them so."""
+    if atom.named != TRUE or any(isinstance(each, Size | Exists) for each in branch):
+        return []
+    every: Atom
+    if atom.inside is None:
+        every = Additional(atom.names, atom.patterns, atom.formula, seen=False)
+    else:
+        every = KeyPattern(atom.inside, atom.formula, seen=False)
+    merged = _merged(reader, joined(branch, (every,)))
+    if merged is None:
+        return []
+    patterns = [(n, NEVER if _apart(n, atom) else formula) for n, formula in merged.patterns]
+    rest = merged.rest if atom.inside is None else NEVER
+    if rest == NEVER and all(reader.is_empty(formula) for _, formula in patterns):
+        return []
+    absent = [name for name, _ in merged.names if name not in merged.required]
+    kept = dataclasses.replace(merged, patterns=tuple(patterns), rest=rest)
+    return [_fixed(kept, (), absent, low=len(merged.required) + 1)]
 
 
 def _apart(node: Node, atom: Exists) -> bool:
@@ -85,7 +109,13 @@ def _merged(reader: Reader, branch: Branch) -> Object | None:
     listed, allowed = _allowed_keys(reader, named)
     if listed is not None:
         names |= dict.fromkeys(listed)
-    formulas = {name: _of_name(reader, branch, name, named) for name in names}
+    reader.spend(len(names) // 4)
+    own: dict[str, list[Formula]] = {}
+    for atom in branch:
+        if isinstance(atom, Property):
+            own.setdefault(atom.name, []).append(atom.formula)
+    wide = [a for a in branch if isinstance(a, KeyPattern | Additional)]
+    formulas = {n: _of_name(reader, own.get(n, []), wide, n, named) for n in names}
     rest = reader.both(*(a.formula for a in branch if isinstance(a, Additional)))
     of_patterns = {node: _of_cell(reader, branch, m) for node, m in _cells(branch).items()}
     if listed is not None:
@@ -119,18 +149,23 @@ def _all_patterns(atom: object) -> list[Node]:
     return sorted(atom.patterns, key=repr) if isinstance(atom, Additional) else []
 
 
-def _of_name(reader: Reader, branch: Branch, name: str, named: list[Names]) -> Formula:
+def _of_name(
+    reader: Reader,
+    own: list[Formula],
+    wide: list[KeyPattern | Additional],
+    name: str,
+    named: list[Names],
+) -> Formula:
     if not all(reader.holds(atom.formula, name) for atom in named):
         return NEVER
-    return reader.both(
-        *(
-            atom.formula
-            for atom in branch
-            if (isinstance(atom, Property) and atom.name == name)
-            or (isinstance(atom, KeyPattern) and matches(atom.node, name))
-            or (isinstance(atom, Additional) and is_left(name, atom))
-        )
-    )
+    if len(own) == 1 and not wide:
+        return own[0]
+    matched = [atom.formula for atom in wide if _is_meant(atom, name)]
+    return reader.both(*own, *matched)
+
+
+def _is_meant(atom: KeyPattern | Additional, name: str) -> bool:
+    return matches(atom.node, name) if isinstance(atom, KeyPattern) else is_left(name, atom)
 
 
 def _cells(branch: Branch) -> dict[Node, frozenset[Node]]:

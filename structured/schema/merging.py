@@ -13,12 +13,14 @@ from plait.structured.schema.atoms import (
     Branch,
     Format,
     Formula,
+    Fractional,
     Integer,
     Length,
     MultipleOf,
     NotValues,
     Pattern,
     Poison,
+    Untold,
     Values,
     values_of,
 )
@@ -26,7 +28,7 @@ from plait.structured.schema.branches import Circle
 from plait.structured.schema.derive import disjoint, without
 from plait.structured.schema.holding import all_hold
 from plait.structured.schema.refusal import Refusal, Undecidable
-from plait.structured.schema.shapes import Listed, Number, Refused, Shape, String
+from plait.structured.schema.shapes import Listed, Narrowed, Number, Refused, Shape, String
 from plait.structured.schema.values import TYPES
 
 if TYPE_CHECKING:
@@ -95,6 +97,10 @@ class Merger:
         listed = next((atom for atom in branch if isinstance(atom, Values)), None)
         if listed:
             return self._filtered(listed, branch)
+        untold = next((atom for atom in branch if isinstance(atom, Untold)), None)
+        if untold:
+            rest = tuple(atom for atom in branch if not isinstance(atom, Untold))
+            return [Narrowed(untold.refusal)] if self.shapes(rest, kind) else []
         poison = next((atom for atom in branch if isinstance(atom, Poison)), None)
         rest = tuple(atom for atom in branch if not isinstance(atom, Poison))
         found = self._of_kind(rest, kind)
@@ -135,8 +141,11 @@ def _numbers(branch: Branch) -> list[Shape]:
         return [Refused(refusal)]
     if len(excluded) > _MAX_EXCLUDED_NUMBERS:
         why = f"more than {_MAX_EXCLUDED_NUMBERS} numbers are excluded one by one"
-        return [Refused(Refusal("", "not", why, "list what is allowed"))]
+        return [Refused(Refusal("", "not", why, "list what is allowed", denial=True))]
     found = [_number(branch)]
+    fractional = next((atom for atom in branch if isinstance(atom, Fractional)), None)
+    if fractional and found[0]:
+        return [] if found[0].integer else [Refused(fractional.refusal)]
     for value in sorted(excluded):
         point = Fraction(str(value))
         sides = [(Bound(point, upper, True),) for upper in (True, False)]

@@ -112,10 +112,15 @@ def normalise(
     return Normalised(
         planned.schema,
         tuple(sorted(refusals, key=lambda each: each.pointer)),
-        (*reader.notes, *notes),
+        (*reader.notes, *map(_narrowed, writer.narrowed), *notes),
         tuple(used),
         planned.checks,
     )
+
+
+def _narrowed(left_out: Refusal) -> str:
+    place = f"{left_out.keyword!r} at {left_out.pointer}"
+    return f"{place}: {left_out.why}; some valid answers are never given"
 
 
 ANNOTATIONS = frozenset(

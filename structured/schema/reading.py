@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 from plait.platform.errors import GrammarTooComplex, InvalidSchema
@@ -11,13 +12,16 @@ from plait.structured.schema.atoms import (
     NEVER,
     TRUE,
     Alternatives,
+    Branch,
     Formula,
+    Fractional,
     Integer,
     Literal,
     NotValues,
     Poison,
     Property,
     Required,
+    Untold,
     Values,
 )
 from plait.structured.schema.branches import (
@@ -25,7 +29,10 @@ from plait.structured.schema.branches import (
     NEITHER,
     Circle,
     TooManyBranches,
+    absorbed,
     conjunction,
+    joined,
+    optional,
     union,
     unseen,
 )
@@ -33,9 +40,12 @@ from plait.structured.schema.document import Document
 from plait.structured.schema.limits import Limits, escape
 from plait.structured.schema.merging import Merger
 from plait.structured.schema.refusal import Refusal, Undecidable
+from plait.structured.schema.shapes import Refused
 from plait.structured.schema.values import TYPES, identity, type_of
 
 _MAX_EXCLUSIVE = 6  # anyOf members of which each subset is a branch of its own
+_MAX_ALONE = 4_096  # ways in which only one member of oneOf holds: beyond, some are chosen
+_MAX_KEPT = 12
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
@@ -143,7 +153,7 @@ class Reader:
                 if literal.positive:
                     found = self._affirm(literal.pointer, kind, apart)
                 else:
-                    found = self._deny(literal.pointer, kind)
+                    found = self._denial(literal.pointer, kind)
         finally:
             self._open.discard(key)
         self._known[key] = found
@@ -159,7 +169,17 @@ class Reader:
         inner = unevaluated.keyword_of(schema, kind)
         groups = self._groups(at, kind, apart or inner is not None, positive=True)
         found = self._joint(groups, kind)
+        if "not" in schema:
+            found = self._told(found, kind)
         return unevaluated.affirmed(self, at, inner, found) if inner else found
+
+    def _denial(self, at: str, kind: str) -> Alternatives:
+        try:
+            return self._deny(at, kind)
+        except TooManyBranches:
+            why = f"its denial unfolds into more than {self.limits.max_alternatives} alternatives"
+            refusal = Refusal(at, "not", why, "say 'anyOf' where 'oneOf' asks for it", denial=True)
+            return [(Poison(refusal),)]
 
     def _deny(self, at: str, kind: str) -> Alternatives:
         schema = self.document.at(at)
@@ -169,7 +189,7 @@ class Reader:
         if inner := unevaluated.keyword_of(schema, kind):
             rest = self._joint(self._groups(at, kind, True, positive=True), kind)
             groups.append(unevaluated.denied(self, at, inner, rest))
-        return unseen(union(groups, self.limits.max_alternatives))
+        return optional(unseen(union(groups, self.limits.max_alternatives)))
 
     def _groups(self, at: str, kind: str, apart: bool, *, positive: bool) -> list[Alternatives]:
         """One group of alternatives for each keyword; to be joined, or united where denied."""
@@ -208,12 +228,13 @@ class Reader:
             return [(Integer(),)]
         return [
             (
-                Poison(
+                Fractional(
                     Refusal(
                         f"{at}/type",
                         "type",
                         "numbers that are no integers cannot be told apart from integers",
                         "say what the number may be, not what it may not",
+                        denial=True,
                     )
                 ),
             )
@@ -316,7 +337,27 @@ class Reader:
 
     def _alive(self, found: Alternatives, kind: str) -> Alternatives:
         self.spend(len(found))
+        if len(found) > 1 and not self.document.has_unevaluated:
+            found = absorbed(found)
         return [branch for branch in found if not self.merger.is_dead(branch, kind)]
+
+    def _told(self, found: Alternatives, kind: str) -> Alternatives:
+        """The same; where some can be described, those whose denial cannot are left out of it."""
+        refusals = [self._denials(branch, kind) for branch in found]
+        if all(refusals) or not any(refusals):
+            return found
+        return [
+            joined(branch, (Untold(refusal),)) if refusal else branch
+            for branch, refusal in zip(found, refusals, strict=True)
+        ]
+
+    def _denials(self, branch: Branch, kind: str) -> Refusal | None:
+        """Why a branch cannot be described, where only denials are the reason."""
+        shapes = self.merger.shapes(branch, kind)
+        refusals = [shape.refusal for shape in shapes if isinstance(shape, Refused)]
+        if not all(refusal.denial for refusal in refusals):
+            return None
+        return refusals[0] if refusals else None
 
     def _one_of(self, members: list[str], kind: str, apart: bool, positive: bool) -> Alternatives:
         limit = self.limits.max_alternatives
@@ -332,9 +373,37 @@ class Reader:
         found = []
         for p in live:
             others = [q for q in live if q != p and not self._are_disjoint(p, q, kind)]
-            groups = [self._yes(p, kind, apart), *(self._no(q, kind) for q in others)]
-            found.append(self._alive(self._joint(groups, kind), kind) if others else groups[0])
+            yes = self._yes(p, kind, apart)
+            found.append(self._alone(p, yes, [self._no(q, kind) for q in others], kind))
         return union(found, limit)
+
+    def _alone(
+        self, at: str, yes: Alternatives, denied: list[Alternatives], kind: str
+    ) -> Alternatives:
+        """The branches of a member of oneOf in which no other member holds."""
+        if not denied:
+            return yes
+        groups = [yes, *sorted(denied, key=len)]
+        if math.prod(map(len, groups)) <= _MAX_ALONE or self.document.has_unevaluated:
+            return self._told(self._alive(self._joint(groups, kind), kind), kind)
+        found = yes
+        for group in groups[1:]:
+            self.spend(len(found) * len(group) // 8)
+            found = self._shortest(at, conjunction([found, group], 1 << 16), kind)
+        return self._told(found, kind)
+
+    def _shortest(self, at: str, found: Alternatives, kind: str) -> Alternatives:
+        """The branches that say least, up to a number."""
+        kept: Alternatives = []
+        for branch in absorbed(found):
+            if self.merger.is_dead(branch, kind):
+                continue
+            kept.append(branch)
+            if len(kept) == _MAX_KEPT:
+                why = "of the many ways in which only one member holds, some are left out"
+                refusal = Refusal(at, "oneOf", why, "say 'anyOf'", denial=True)
+                return [*kept, (Untold(refusal, whole=False),)]
+        return kept
 
     def _are_disjoint(self, p: str, q: str, kind: str) -> bool:
         one, other = sorted((Literal(p, True), Literal(q, True)))
@@ -362,7 +431,8 @@ class Reader:
             return self.alternatives(Literal(f"{at}/{keyword}", positive), kind, apart=apart)
 
         parts = [([yes, outcome("then")]), ([no, outcome("else")])]
-        return union([self._alive(self._joint(groups, kind), kind) for groups in parts], limit)
+        found = [self._alive(self._joint(groups, kind), kind) for groups in parts]
+        return union([self._told(each, kind) for each in found] if positive else found, limit)
 
     def _dependent(
         self, at: str, schema: dict[str, Any], apart: bool, positive: bool

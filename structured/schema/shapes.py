@@ -73,4 +73,14 @@ class Refused:
     refusal: Refusal
 
 
-Shape = Listed | Number | String | Array | Object | Refused
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """Valid values that the other shapes leave out, since they could be any number of shapes.
+
+    It stands for them where emptiness is asked for; alone it is a refusal.
+    """
+
+    refusal: Refusal
+
+
+Shape = Listed | Number | String | Array | Object | Refused | Narrowed

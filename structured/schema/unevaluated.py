@@ -46,7 +46,7 @@ def denied(reader: Reader, at: str, keyword: str, found: Alternatives) -> Altern
     formula = reader.denied(reader.formula(f"{at}/{keyword}"))
     if formula == NEVER:
         return []
-    refusal = _refusal(f"{at}/{keyword}", keyword, "its denial cannot be written")
+    refusal = _refusal(f"{at}/{keyword}", keyword, "its denial cannot be written", denial=True)
     result: Alternatives = []
     for branch in found:
         if keyword == "unevaluatedItems":
@@ -82,7 +82,6 @@ def _rest_of_items(branch: Branch, formula: Formula, at: str) -> Branch:
     return (Poison(_refusal(at, "unevaluatedItems", why)),)
 
 
-def _refusal(at: str, keyword: str, why: str) -> Refusal:
-    return Refusal(
-        at, keyword, why, "close the object or the list by 'additionalProperties' or 'items'"
-    )
+def _refusal(at: str, keyword: str, why: str, *, denial: bool = False) -> Refusal:
+    instead = "close the object or the list by 'additionalProperties' or 'items'"
+    return Refusal(at, keyword, why, instead, denial)

@@ -17,7 +17,16 @@ from plait.structured.schema.atoms import NEVER, TRUE, Formula
 from plait.structured.schema.reading import Reader
 from plait.structured.schema.refusal import Refusal, Undecidable
 from plait.structured.schema.regex import anchored
-from plait.structured.schema.shapes import Array, Listed, Number, Object, Refused, Shape, String
+from plait.structured.schema.shapes import (
+    Array,
+    Listed,
+    Narrowed,
+    Number,
+    Object,
+    Refused,
+    Shape,
+    String,
+)
 from plait.structured.schema.values import TYPES
 
 _SHORT = 120  # bytes of a definition that is copied rather than referred to
@@ -33,6 +42,7 @@ class Writer:
         self._written: dict[str, Any] = {}
         self._waiting: list[Formula] = []
         self.refusals: dict[Refusal, None] = {}
+        self.narrowed: dict[Refusal, None] = {}  # what is left out of what was written
         self.open_objects: dict[str, None] = {}  # pointers of objects that allow unnamed keys
 
     def write(self, formula: Formula) -> Any:
@@ -50,7 +60,9 @@ class Writer:
         schemas = {"root": root, **self._written}
         barren = _barren(self._written)
         if not self.refusals and _leads_to(root, barren):
-            self._no_document()
+            if not self.narrowed:
+                self._no_document()
+            self.refusals |= self.narrowed
         written = _assembled(_pruned(schemas, barren))
         if len(json.dumps(written)) > self._reader.limits.max_written_bytes:
             self._check_size(1 << 60)
@@ -88,16 +100,13 @@ class Writer:
             self.refusals[unknown.refusal] = None
             return False
         at = min((literal.pointer for literal in formula), key=len, default="")
+        alone = all(isinstance(shape, Narrowed | Refused) for _, shape in shapes)
         for _, shape in shapes:
             if isinstance(shape, Object) and shape.rest != NEVER:
                 self.open_objects[at] = None
-            if isinstance(shape, Refused):
-                found = shape.refusal
-                if not found.pointer:
-                    found = Refusal(
-                        f"{at}/{found.keyword}", found.keyword, found.why, found.instead
-                    )
-                self.refusals[found] = None
+            if isinstance(shape, Narrowed | Refused):
+                harmless = isinstance(shape, Narrowed) and not alone
+                (self.narrowed if harmless else self.refusals)[shape.refusal.placed(at)] = None
         return _any_of([*self._plain(shapes)])
 
     def _plain(self, shapes: list[tuple[str, Shape]]) -> Iterator[dict[str, Any]]:
@@ -122,7 +131,7 @@ class Writer:
             yield {"enum": [originals.get(t, json.loads(t)) for t in dict.fromkeys(listed)]}
         for kind, shape in shapes:
             covered = free.get(kind) == kind or _bare(kind, shape) is not None
-            if not covered and not isinstance(shape, Listed | Refused):
+            if not covered and not isinstance(shape, Listed | Narrowed | Refused):
                 yield self._shape(shape)
 
     def _shape(self, shape: Shape) -> dict[str, Any]:

@@ -183,6 +183,32 @@ def test_languages_and_their_complements_are_pythons(pattern, text):
     assert re.fullmatch(regex.render(node, python=True), text) is None or expected
 
 
+PIECES = ["a", "b", "[^a]", "[ab]", "1", " ", "a?", "b*", ".*", "(?:ab)?", "^", "$", r"\b"]
+LOOKS = ["(?=a)", "(?!b)", "(?!ab)", "(?=.*a)", "(?!.*11)", "(?<=a)", "(?<!ab)", "(?!a$)", r"\b"]
+PIECE = st.sampled_from(PIECES) | st.sampled_from(LOOKS)
+SEQUENCE = st.lists(PIECE, min_size=1, max_size=4).map("".join)
+OPTIONS = st.builds(
+    lambda one, other, end: f"(?:{one}|{other}){end}",
+    SEQUENCE,
+    SEQUENCE,
+    st.sampled_from(["", "?", "{1,2}"]),
+)
+TEMPERED = st.builds("^(?:(?!{})[ab1 ])*$".format, st.sampled_from(["ab", "b", "1a", " $"]))
+LOOKING = st.lists(SEQUENCE | OPTIONS, min_size=1, max_size=3).map("".join) | TEMPERED
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=SLOW, derandomize=True)
+@given(LOOKING, st.lists(st.text(alphabet="aab1 ", max_size=6), min_size=20, max_size=20))
+def test_what_looks_around_is_pythons_once_it_is_taken_out(pattern, texts):
+    try:
+        node = regex.search(pattern)
+    except regex.RegexError:
+        return
+    expected = re.compile(pattern.replace("$", "\\Z"), re.ASCII)
+    for text in texts:
+        assert derive.matches(node, text) == (expected.search(text) is not None), text
+
+
 @given(st.sets(TEXTS, max_size=4), TEXTS)
 @settings(deadline=None, derandomize=True)
 def test_strings_can_be_left_out(texts, text):

@@ -96,7 +96,7 @@ def any_order_is_accepted(group, value) -> bool:
     return any(grammar.accepts(compact(dict(each))) for each in itertools.islice(orders, 30))
 
 
-@pytest.mark.parametrize("keyword", ["contains", "uniqueItems", "$dynamicRef"])
+@pytest.mark.parametrize("keyword", ["uniqueItems", "$dynamicRef"])
 def test_what_no_backend_enforces_is_refused_by_name(keyword):
     names = [refusal.message for _, refusal, _ in run() if refusal]
     assert any(message.startswith(f"'{keyword}'") for message in names)
