@@ -17,6 +17,10 @@ _LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
 _HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 # Networks whose addresses carry one of IPv4 inside, which is where a packet ends up.
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+# What has been given out for the open Internet. `is_global` knows what is not, which leaves out
+# some: site-local addresses, those compatible with IPv4, translations of a network's own.
+_UNICAST = ipaddress.IPv6Network("2000::/3")
+_PROTOCOLS = ipaddress.IPv4Network("192.0.0.0/24")
 _NOT_IN_URL = re.compile(r"[\x00-\x20\x7f-\x9f\\]")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -115,7 +119,9 @@ def is_public(address: str) -> bool:
     inner = _inner(found)
     if inner is not None:
         return is_public(str(inner))
-    return found.is_global and not found.is_multicast
+    if isinstance(found, ipaddress.IPv6Address):
+        return found.is_global and found in _UNICAST
+    return found.is_global and not (found.is_multicast or found.is_reserved or found in _PROTOCOLS)
 
 
 def _inner(address: Address) -> Address | None:

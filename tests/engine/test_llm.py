@@ -18,6 +18,7 @@ from plait import (
     FinishReason,
     InvalidParameter,
     SamplingParams,
+    Unsupported,
 )
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -214,3 +215,19 @@ def test_options_of_a_wrong_type_are_refused_by_name(
     with pytest.raises(ConfigError) as caught:
         LLM(**{"model": str(checkpoint("llama")), **options})
     assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("part", "match"),
+    [
+        ({"type": "image", "image": b"\x89PNG"}, "takes no images"),
+        ({"type": "image_url", "image_url": {"url": "data:,x"}}, "takes no images"),
+        ({"type": "input_audio", "input_audio": {}}, "input_audio is not served"),
+    ],
+)
+def test_what_a_model_cannot_see_is_refused_rather_than_dropped(llm: LLM, part, match) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, part]}]
+    for ask in (llm.chat, llm.encode_chat, lambda m: list(llm.stream_chat(m))):
+        with pytest.raises(Unsupported, match=match) as error:
+            ask(messages)
+        assert error.value.param == "messages[0].content[1]"

@@ -293,4 +293,8 @@ async def test_entries_that_mean_nothing_are_refused(entry):
 
 async def test_public_addresses_are_told_from_others():
     assert all(map(is_public, ["93.184.216.34", "2606:2800:220:1::1", "::ffff:8.8.8.8"]))
-    assert not any(map(is_public, ["", "no", "127.0.0.1", "::", "ff0e::1", "fc00::1", "240.0.0.1"]))
+    others = ["", "no", "127.0.0.1", "192.0.0.8", "240.0.0.1", "255.255.255.255"]
+    others += ["::", "::127.0.0.1", "::ffff:0:7f00:1", "64:ff9b:1::7f00:1", "fec0::1", "fc00::1"]
+    others += ["ff0e::1", "fe80::1%eth0", "2001:0:4136:e378:8000:63bf:80ff:fffe"]
+    assert [address for address in others if is_public(address)] == []
+    assert is_public("64:ff9b::8.8.8.8")

@@ -12,7 +12,7 @@ MAGIC = b"\xff\xd8\xff"
 _MAX_SEGMENTS = 8192
 # Each scan of a progressive file goes over all pixels; encoders write about ten. A file of a few
 # kilobytes may hold thousands, which would take minutes.
-_MAX_SCANS = 64
+_MAX_SCANS = 32
 _SOI, _EOI, _SOS, _DNL, _APP0, _APP1, _APP14, _COMMENT = (
     0xD8, 0xD9, 0xDA, 0xDC, 0xE0, 0xE1, 0xEE, 0xFE,
 )  # fmt: skip
