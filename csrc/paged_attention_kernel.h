@@ -344,9 +344,7 @@ class Attention {
   int64_t row_begin(int64_t row) const {
     return least(greatest(first_key(row) - tile_, 0), kTileKeys);
   }
-  int64_t row_end(int64_t row) const {
-    return greatest(0, least(key_end(row) - tile_, kTileKeys));
-  }
+  int64_t row_end(int64_t row) const { return greatest(0, least(key_end(row) - tile_, kTileKeys)); }
 
   // Splits the rows into micro-kernels of nearly equal height.
   template <class F>

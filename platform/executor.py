@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     import torch
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from plait.adapters.sites import ModelSites, Site
     from plait.platform.batch import StepBatch
     from plait.platform.config import CacheConfig, KVGroup, ModelInfo
+    from plait.platform.core import AdapterUse, ImageItem
 
 
 class Executor(Protocol):
@@ -30,14 +33,27 @@ class Executor(Protocol):
     def allocate(self, cache: CacheConfig) -> None:
         """Create the KV page tensors."""
 
-    def forward(self, batch: StepBatch) -> torch.Tensor:
+    def encode(
+        self, items: Sequence[ImageItem], adapters: Sequence[Sequence[AdapterUse]] = ()
+    ) -> list[torch.Tensor]:
+        """Embeddings `[num_embeds, levels * D]` of each image, levels side by side.
+
+        `adapters`: those of each image's request; empty where nobody has any. One whose
+        `active_from` lies behind the image's start does not change it. Images that fit together
+        share runs of the tower; an image's bits do not depend on that.
+
+        Raises `InternalError` that names the image where its tensors do not fit the model.
+        """
+
+    def forward(self, batch: StepBatch, embeds: torch.Tensor | None = None) -> torch.Tensor:
         """Hidden rows `[T, D]`, after the final norm; writes K and V of every row.
 
-        Every generation that `batch` names has been placed.
+        Every generation that `batch` names has been placed. `embeds` `[I, levels * D]` belong to
+        `batch.image_rows`, which ascend; None where there are none.
         """
 
     def forward_tapped(
-        self, batch: StepBatch, taps: tuple[int, ...]
+        self, batch: StepBatch, taps: tuple[int, ...], embeds: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`forward`, and beside its rows what stood between the layers: `[T, len(taps) * D]`.
 

@@ -18,6 +18,7 @@ from transformers.modeling_outputs import MoEModelOutputWithPastAndCrossAttentio
 from plait.platform.config import KVGroup
 from plait.platform.errors import ModelUnsupported
 from plait.platform.model import attention, experts, tower
+from plait.platform.model.elementwise import replace_activations
 from plait.platform.model.experts import PackedExperts, check_experts, is_experts
 from plait.platform.model.gguf import GgufFile
 from plait.platform.model.leaves import Linear, LinearSlice, PackedTable, RMSNorm, RowWiseWeight
@@ -97,7 +98,9 @@ def build_skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
         layers = probe_attention(model, getattr(model, backbone_name))
     else:
         tower.rename(vision.tower)
-        replace_patch_embeddings(vision.tower)
+        for part in vision.encoding:
+            replace_patch_embeddings(part)
+            replace_activations(part)
         layers = probe_attention(vision.language, vision.language)
     for owner in [o for o in leaves.merged if o.num_repeats or not o.drained]:
         separate(model, owner, leaves)

@@ -38,7 +38,7 @@ _GRID = ("pixel_values", "image_grid_thw")
 #   gemma3         pixel_values [1, 3, S, S], one item for each crop or several in one
 #   paligemma      pixel_values [1, 3, S, S]
 #   idefics3, smolvlm  pixel_values [tiles, 3, S, S], pixel_attention_mask [tiles, S, S]
-#   internvl, llama4   pixel_values [tiles, 3, S, S]
+#   internvl       pixel_values [tiles, 3, S, S]
 #   mistral3       pixel_values [1, 3, H, W] without padding, image_sizes [1, 2]
 #   lfm2_vl        pixel_values [tiles, patches, features], spatial_shapes [tiles, 2],
 #                  pixel_attention_mask [tiles, patches]
@@ -57,7 +57,6 @@ FAMILIES: dict[str, VisionFamily] = {
     "smolvlm": VisionFamily(tensors=(*_PIXELS, "pixel_attention_mask"), is_nested=True),
     "internvl": VisionFamily(tensors=_PIXELS),
     "mistral3": VisionFamily(tensors=_SIZED),
-    "llama4": VisionFamily(tensors=_PIXELS),
     "lfm2_vl": VisionFamily(tensors=(*_PIXELS, "spatial_shapes", "pixel_attention_mask")),
 }
 

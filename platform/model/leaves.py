@@ -225,13 +225,15 @@ def packed_rows(packed: PackedWeight, ids: Tensor) -> Tensor:
 
 
 class RowWiseWeight(Tensor):
-    """A bare weight parameter that some module hands to `F.linear` itself (routers do).
+    """A bare weight that some module multiplies with itself: routers, and Gemma 3's projector.
 
-    `F.linear` over it goes through our batch-invariant product instead of the platform's GEMM,
-    whose summation order, and so a row's bits, depend on the number of rows.
+    `F.linear(x, weight)` and `torch.matmul(x, weight)` over it go through our batch-invariant
+    product instead of the platform's GEMM, whose summation order, and so a row's bits, depend on
+    the number of rows.
     """
 
     packed: PackedWeight | None = None
+    packed_transposed: PackedWeight | None = None
     casts: dict[torch.dtype, RowWiseWeight] | None = None
 
     @classmethod
@@ -248,6 +250,8 @@ class RowWiseWeight(Tensor):
             if func is nn.functional.linear and len(args) >= 2 and isinstance(args[1], cls):
                 bias = args[2] if len(args) > 2 else kwargs.get("bias")
                 return args[1].product(args[0], bias)
+            if func is torch.matmul and len(args) == 2 and isinstance(args[1], cls):
+                return args[1].transposed_product(args[0])
             if func in _CASTS and isinstance(args[0], cls):
                 return args[0].cast_to(func(*args, **kwargs))
             return func(*args, **kwargs)
@@ -259,6 +263,15 @@ class RowWiseWeight(Tensor):
         if self.packed is None:
             self.packed = pack_linear(self.detach().as_subclass(Tensor))
         return linear(x, self.packed, bias)
+
+    def transposed_product(self, x: Tensor) -> Tensor:
+        """`x @ self`, row by row."""
+        if self.is_meta or x.is_meta:
+            return x.new_empty((*x.shape[:-1], self.shape[1]), device="meta")
+        if self.packed_transposed is None:
+            weight = self.detach().as_subclass(Tensor)
+            self.packed_transposed = pack_linear(weight.t().contiguous())
+        return linear(x, self.packed_transposed)
 
     def cast_to(self, result: Tensor) -> Tensor:
         """The same weight in `result`'s dtype, kept for the next step."""

@@ -90,6 +90,14 @@ def find_checkpoint(options: Options) -> Checkpoint:
     )
 
 
+def locate(options: Options) -> Path:
+    """Where the files of `options.model` lie, fetched if need be; nothing of them is read yet.
+
+    Raises `ConfigError` where nothing is found.
+    """
+    return _locate(options)[0]
+
+
 def _locate(options: Options) -> tuple[Path, str, str]:
     if options.model is None:
         return model_path(), "embedded", SERVED_NAME

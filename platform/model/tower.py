@@ -8,6 +8,7 @@ where each image begins (`cu_seq_lens_q`), instead of one call an image.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,7 +28,13 @@ BUILD_NAME = "plait_tower"  # a class refuses to be built under a name that hold
 _KNOWN_OPTIONS = frozenset(
     {"scaling", "dropout", "is_causal", "cu_seq_lens_q", "cu_seq_lens_k"}
     | {"max_length_q", "max_length_k", "max_seqlen", "output_attentions", "output_hidden_states"}
-    | {"return_dict", "use_cache", "position_ids", "position_embeddings", "interpolate_pos_encoding"}
+    | {
+        "return_dict",
+        "use_cache",
+        "position_ids",
+        "position_embeddings",
+        "interpolate_pos_encoding",
+    }
 )
 
 
@@ -81,7 +88,9 @@ def tower_attention(
     """Full attention within each segment, `[B, T, H, D]`; a segment's bits do not depend on others.
 
     Args:
-        query, key, value: `[B, H, T, D]`.
+        query: `[B, H, T, D]`.
+        key: The same.
+        value: The same.
         scale: Multiplies q · k.
         bounds: Segment i is the rows bounds[i]:bounds[i + 1]; None: each of B is one segment.
         mask: bool `[B, 1, T or 1, T]`, True where a key is seen; None: all are.
@@ -93,7 +102,7 @@ def tower_attention(
     out = torch.empty_like(value.transpose(1, 2), memory_format=torch.contiguous_format)
     for image in range(batch):
         seen = None if mask is None else mask[image : image + 1]
-        for start, end in zip(bounds, bounds[1:], strict=False):
+        for start, end in pairwise(bounds):
             part = (slice(image, image + 1), slice(None), slice(start, end))
             attended = functional.scaled_dot_product_attention(
                 query[part], key[part], value[part], attn_mask=seen, scale=scale
@@ -146,9 +155,7 @@ class PatchEmbedding(nn.Module):
         num_inputs = channels * torch.Size(self.kernel).numel()
         has_bias = convolution.bias is not None
         # Not a child: its names are not the checkpoint's.
-        self._leaf = (
-            Linear(num_inputs, convolution.out_channels, has_bias=has_bias, dtype=dtype),
-        )
+        self._leaf = (Linear(num_inputs, convolution.out_channels, has_bias=has_bias, dtype=dtype),)
         self.weight = convolution.weight.detach()  # a meta tensor: families ask for its dtype
         self.weight._is_hf_initialized = True  # type: ignore[attr-defined]
         # A tower without any parameter of its own could not tell its dtype.

@@ -47,6 +47,11 @@ class VisionParts:
         """The vision tower."""
         return getattr(self.root, self.tower_name)
 
+    @property
+    def encoding(self) -> list[nn.Module]:
+        """The modules beside the language model."""
+        return [m for name, m in self.root.named_children() if name != self.language_name]
+
     def part_of(self, name: str) -> SitePart:
         """The part that a module of the whole model belongs to, by its full name."""
         if not name.startswith(f"{self.root_name}."):
@@ -74,7 +79,8 @@ def find_parts(model: Any, root_name: str, family: VisionFamily) -> VisionParts:
         if part is None:
             raise ModelUnsupported(f"{name} is not served: its {kind} was not found")
     language, tower = found["language model"], found["vision tower"]
-    assert language is not None and tower is not None
+    assert language is not None
+    assert tower is not None
     if not hasattr(root, "get_image_features"):
         raise ModelUnsupported(f"{name} is not served: it has no get_image_features")
     for module in getattr(root, tower).modules():

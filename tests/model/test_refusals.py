@@ -1,7 +1,5 @@
 """Models that we would serve wrongly are refused by name, before a weight is read."""
 
-import json
-
 import pytest
 import torch
 import transformers
@@ -18,6 +16,10 @@ def save(directory, model_class, config):
     torch.manual_seed(0)
     getattr(transformers, model_class)(config).save_pretrained(directory)
     return directory
+
+
+_SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2,
+          "num_hidden_layers": 1, "vocab_size": 64}  # fmt: skip
 
 
 def reason(directory):
@@ -91,6 +93,25 @@ def test_other_vision_models_say_so(tmp_path):
         tmp_path
     )
     assert "Blip2ForConditionalGeneration takes images" in reason(tmp_path)
+
+
+def test_a_vision_model_whose_language_model_is_not_served_says_why(tmp_path):
+    config = transformers.Lfm2VlConfig(
+        text_config={"model_type": "lfm2", **_SMALL, "layer_types": ["conv"]},
+        vision_config={"model_type": "siglip2_vision_model", "vision_use_head": False, **_SMALL},
+    )
+    transformers.Lfm2VlForConditionalGeneration(config).save_pretrained(tmp_path)
+    assert "layers of type conv" in reason(tmp_path)
+
+
+def test_a_tower_whose_attention_goes_its_own_way_is_refused_by_name(tmp_path):
+    """SigLIP's pooling head attends by torch's own module."""
+    config = transformers.LlavaConfig(
+        text_config={"model_type": "llama", **_SMALL},
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": True, **_SMALL},
+    )
+    transformers.LlavaForConditionalGeneration(config).save_pretrained(tmp_path)
+    assert "MultiheadAttention of its tower" in reason(tmp_path)
 
 
 def test_a_text_model_inside_a_wrapper_counts_as_the_wrapper(tmp_path):

@@ -203,6 +203,22 @@ FAMILIES: dict[str, Tiny] = {
         ((2, 2),),
         uses_token_types="token_type_ids",
     ),
+    "qwen3_vl_moe": Tiny(
+        "Qwen3VLMoe",
+        _text(
+            "qwen3_vl_moe_text", head_dim=16, rope_parameters={**_GRID_ROPE}, num_experts=4,
+            num_experts_per_tok=2, moe_intermediate_size=48,
+        ),
+        {
+            "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2,
+            "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
+            "num_position_embeddings": 16, "out_hidden_size": 64,
+            "deepstack_visual_indexes": [0, 1],
+        },
+        _GRID_TOKENS,
+        _ODD,
+        uses_token_types="mm_token_type_ids",
+    ),
     "glm4v": Tiny(
         "Glm4v",
         _text("glm4v_text", rope_parameters={**_GRID_ROPE, "partial_rotary_factor": 1.0}),
@@ -218,7 +234,9 @@ FAMILIES: dict[str, Tiny] = {
 }  # fmt: skip
 
 
-def make_vision_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
+def make_vision_model(
+    family: str, *, seed: int = 0, is_tied: bool = False, **overrides: Any
+) -> Any:
     """A tiny random transformers model of `family`, in fp32 and eval mode.
 
     `overrides` are fields of the text config.
@@ -226,19 +244,21 @@ def make_vision_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
     tiny = FAMILIES[family]
     config_class = getattr(transformers, f"{tiny.name}Config")
     config = config_class(
-        text_config={**tiny.text, **overrides},
+        text_config={**tiny.text, "tie_word_embeddings": is_tied, **overrides},
         vision_config=dict(tiny.vision),
-        tie_word_embeddings=False,
+        tie_word_embeddings=is_tied,
         **tiny.fields,
     )
     model = getattr(transformers, f"{tiny.name}ForConditionalGeneration")(config).eval()
     randomize(model, seed)
+    with torch.no_grad():  # no answer holds tokens that mean images
+        model.get_output_embeddings().weight[IMAGE_TOKEN:] = 0
     return model
 
 
-def make_vision_checkpoint(family: str, directory: Path, *, seed: int = 0, **overrides: Any) -> Any:
-    """Write the model into `directory`; returns transformers' own of it, the oracle."""
-    make_vision_model(family, seed=seed, **overrides).save_pretrained(directory)
+def make_vision_checkpoint(family: str, directory: Path, **options: Any) -> Any:
+    """Write `make_vision_model`'s into `directory`; returns transformers' of it, the oracle."""
+    make_vision_model(family, **options).save_pretrained(directory)
     cls = getattr(transformers, f"{FAMILIES[family].name}ForConditionalGeneration")
     return cls.from_pretrained(directory, attn_implementation="eager").eval()
 
@@ -267,7 +287,9 @@ class Picture:
         """As the engine has it."""
         arrays = {
             name: Array(
-                dtype=str(t.numpy().dtype), shape=tuple(t.shape), data=t.contiguous().numpy().tobytes()
+                dtype=str(t.numpy().dtype),
+                shape=tuple(t.shape),
+                data=t.contiguous().numpy().tobytes(),
             )
             for name, t in self.tensors.items()
         }
@@ -290,7 +312,7 @@ def make_picture(
 
     kind = model.config.model_type
     sizes = torch.tensor([[height, width]])
-    if kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v"):
+    if kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v"):
         rows, columns = height // 4, width // 4
         tensors = {
             "pixel_values": pixels(rows * columns, 3 * 2 * 4 * 4),
@@ -388,9 +410,7 @@ def make_prompt(
         if isinstance(part, int):
             prompt.tokens += torch.randint(5, 290, (part,), generator=generator).tolist()
         else:
-            picture = make_picture(
-                family, model, part, seed=seed * 100 + number, is_alone=is_alone
-            )
+            picture = make_picture(family, model, part, seed=seed * 100 + number, is_alone=is_alone)
             prompt.items.append(picture.item(len(prompt.tokens)))
             prompt.pictures.append(picture)
             prompt.tokens += picture.tokens
