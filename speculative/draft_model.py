@@ -346,4 +346,4 @@ def _chance(row: Floats, token: int, temperature: float) -> float:
     scores = torch.from_numpy(row)
     if temperature > 0:
         scores = scores / max(temperature, _MIN_TEMPERATURE)
-    return float((scores[token] - scores.logsumexp(-1)).exp())
+    return float(scores.softmax(-1)[token])
