@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from plait.platform.errors import ModelUnsupported
 from plait.speculative.draft_model import Choose, Floats, Mask
 from plait.speculative.eagle_blocks import HeadBlocks, HeadState
 from plait.speculative.eagle_head import EagleHead, HeadRows
@@ -30,7 +29,6 @@ from plait.speculative.source import Draft, Round, Want
 
 if TYPE_CHECKING:
     from plait.platform.batch import StepBatch
-    from plait.platform.config import KVGroup
     from plait.platform.core import Sequence, Span, StepPlan, StepResult
 
 log = logging.getLogger(__name__)
@@ -46,28 +44,11 @@ class HeadBounds:
     """What the head has to keep to."""
 
     block_size: int
-    group: int  # of the target, under whose block numbers the pages lie; see `full_group`
+    group: int  # of the target, under whose block numbers the pages lie
     num_blocks: int  # of that group
-    num_scratch: int  # blocks behind them; see `num_scratch`
+    num_scratch: int  # blocks behind them
     vocab_size: int  # of the target
     eos_token_ids: tuple[int, ...]
-
-
-def full_group(groups: SequenceOf[KVGroup]) -> int:
-    """The first group that keeps every token: the head's pages lie under its block numbers."""
-    for index, group in enumerate(groups):
-        if group.window is None:
-            return index
-    raise ModelUnsupported(
-        "no layer of this model keeps all tokens of a sequence, so a draft head has no blocks to "
-        "lie under: start without --draft",
-        param="draft_model",
-    )
-
-
-def num_scratch(*, block_size: int, max_num_seqs: int, max_draft_tokens: int) -> int:
-    """Blocks for a round of drafts of all sequences, each by others and then by the head."""
-    return max_num_seqs * (-(-2 * max_draft_tokens // block_size) + 1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,9 +79,9 @@ class _Chain:
 class EagleSource:
     """Implements `source.ModelSource`. Belongs to the engine's thread.
 
-    `follows` tells of each sequence, at each of its steps, whether the head shall go along; one
-    that it ever left has no drafts any more. `mask` may be missing as long as nobody asks for
-    drafts of a sequence with a grammar.
+    The pages of `head` are allocated. `follows` tells of each sequence, at each of its steps,
+    whether the head shall go along; one that it ever left has no drafts any more. `mask` may be
+    missing as long as nobody asks for drafts of a sequence with a grammar.
     """
 
     def __init__(
@@ -127,7 +108,6 @@ class EagleSource:
             num_blocks=bounds.num_blocks,
             num_scratch=bounds.num_scratch,
         )
-        head.allocate(self._blocks.num_blocks, bounds.block_size)
         self._counts = {"rounds": 0, "forwards": 0, "rows": 0, "ingested_rows": 0, "faults": 0}
         self._seconds = self._ingest_seconds = 0.0
         self._faults_in_a_row = 0

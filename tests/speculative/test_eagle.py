@@ -13,17 +13,19 @@ from support.tiny_models import VOCAB_SIZE, make_checkpoint, make_model
 from plait.platform.batch import build
 from plait.platform.config import CacheConfig, Options, SchedulerConfig
 from plait.platform.core import AdapterUse, Request, SamplingParams, SequenceState, Speculation
-from plait.platform.errors import ModelUnsupported
+from plait.platform.errors import ConfigError, ModelUnsupported
+from plait.platform.head_loading import find_head, load_drafting_head
 from plait.platform.model import load_model
 from plait.platform.sampling import Sampler
 from plait.platform.scheduler import Scheduler
-from plait.speculative.eagle import EagleSource, HeadBounds, full_group, num_scratch
+from plait.speculative.eagle import EagleSource, HeadBounds
 from plait.speculative.eagle_config import is_head, read_head_config
 from plait.speculative.eagle_head import load_head
 from plait.speculative.source import Want
 
 NUM_LAYERS = 5
 BLOCK_SIZE = 4
+NUM_SCRATCH = 24
 PROMPTS = ([5, 9, 31], list(range(40, 51)), [7], [200, 3, 3, 17, 90, 12, 250, 41], [60] * 25)
 
 
@@ -63,13 +65,15 @@ class World:
         self.scheduler = Scheduler(bounds, cache, ())
         self.sampler = Sampler(VOCAB_SIZE, ())
         source.setdefault("choose", greedy)
+        loaded = load_head(head, self.executor)
+        loaded.allocate(num_blocks + NUM_SCRATCH, BLOCK_SIZE)
         self.source = EagleSource(
-            load_head(head, self.executor),
+            loaded,
             HeadBounds(
                 block_size=BLOCK_SIZE,
-                group=full_group(groups),
+                group=0,
                 num_blocks=num_blocks,
-                num_scratch=num_scratch(block_size=BLOCK_SIZE, max_num_seqs=8, max_draft_tokens=6),
+                num_scratch=NUM_SCRATCH,
                 vocab_size=VOCAB_SIZE,
                 eos_token_ids=(),
             ),
@@ -434,9 +438,7 @@ def test_a_round_without_room_is_shorter(target, tmp_path):
     while not world.lacking_one():
         world.step()
     ((sequence, draft),) = world.propose(1000).values()
-    table = len(sequence.block_ids[0]) + num_scratch(
-        block_size=BLOCK_SIZE, max_num_seqs=8, max_draft_tokens=6
-    )
+    table = len(sequence.block_ids[0]) + NUM_SCRATCH
     assert len(draft.tokens) == table * BLOCK_SIZE - (len(sequence.tokens) - 1) + 1
 
 
@@ -496,6 +498,28 @@ def test_taps_are_what_transformers_has_between_layers(target):
 
 
 # --- refusals ---------------------------------------------------------------------------------
+
+
+def test_a_named_head_is_found_and_told_of(target, tmp_path):
+    path, *_ = make_head(tmp_path / "a-head")
+    options = Options(draft_model=str(path), block_size=BLOCK_SIZE, max_draft_tokens=6)
+    assert find_head(options) == path
+    loaded = load_drafting_head(path, options, target[0])
+    assert loaded.group == 0
+    assert loaded.sizes.weight_bytes == loaded.head.weight_bytes
+    assert loaded.sizes.bytes_per_block == loaded.head.kv_group.bytes_per_block(BLOCK_SIZE, 4)
+    assert loaded.notes == (
+        "draft: a-head, an EAGLE-3 head on what layers 2, 3, 4 of the model are given",
+        "draft: it knows 120 of 307 tokens, and drafts no others",
+    )
+    model = make_checkpoint("llama", tmp_path / "model", tokenizer=False)
+    assert find_head(replace(options, draft_model=str(model))) is None
+    with pytest.raises(ConfigError, match="--draft: there is no file or directory") as refusal:
+        find_head(replace(options, draft_model=str(tmp_path / "nothing at all")))
+    assert refusal.value.param == "draft_model"
+    other = write_head(path, replace(HeadShape(), vocab_size=400), head_tensors(HeadShape()))
+    with pytest.raises(ModelUnsupported, match="--draft: the draft head a-head was made for a"):
+        load_drafting_head(other, options, target[0])
 
 
 def test_only_heads_are_taken_for_heads(target, tmp_path):

@@ -1,0 +1,100 @@
+"""Loading an EAGLE-3 head that drafts from the model's own hidden rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from plait.platform.budget import DraftSizes
+from plait.platform.draft_loading import full_group, scratch_blocks
+from plait.platform.errors import ConfigError, ModelUnsupported
+from plait.platform.kv.pages import DTYPES
+from plait.platform.model.source import locate
+from plait.platform.sampling import Sampler
+from plait.speculative.eagle import EagleSource, HeadBounds
+from plait.speculative.eagle_config import is_head
+from plait.speculative.eagle_head import EagleHead, load_head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from plait.platform.config import CacheConfig, EngineConfig, Options
+    from plait.platform.core import Sequence
+    from plait.platform.executor import Executor
+    from plait.speculative.draft_model import Mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedHead:
+    """A head that fits the model, ready but for its pages."""
+
+    head: EagleHead
+    group: int  # of the target, under whose block numbers its pages lie
+    sizes: DraftSizes
+    notes: tuple[str, ...]  # for the banner
+
+    def allocate(self, cache: CacheConfig) -> None:
+        """Create its pages beside those of the target's `cache`."""
+        num_blocks = cache.groups[self.group].num_blocks + self.sizes.num_scratch
+        self.head.allocate(num_blocks, cache.block_size)
+
+    def source(
+        self, config: EngineConfig, *, mask: Mask | None, follows: Callable[[Sequence], bool]
+    ) -> EagleSource:
+        """What drafts with it for an engine of `config`; see `EagleSource`."""
+        model, cache = config.model, config.cache
+        bounds = HeadBounds(
+            block_size=cache.block_size,
+            group=self.group,
+            num_blocks=cache.groups[self.group].num_blocks,
+            num_scratch=self.sizes.num_scratch,
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+        )
+        choose = Sampler(model.vocab_size, model.eos_token_ids).choose
+        return EagleSource(self.head, bounds, choose=choose, mask=mask, follows=follows)
+
+
+def find_head(options: Options) -> Path | None:
+    """Where `options.draft_model` lies, if it is a head and no model by itself."""
+    try:
+        path = locate(replace(options, model=options.draft_model, revision=None))
+    except (ConfigError, ModelUnsupported) as error:
+        raise type(error)(f"--draft: {error.message}", param="draft_model") from error
+    return path if is_head(path) else None
+
+
+def load_drafting_head(path: Path, options: Options, executor: Executor) -> LoadedHead:
+    """Load the head in `path` for the model of `executor`.
+
+    Raises `ConfigError` or `ModelUnsupported`, of the parameter `draft_model`.
+    """
+    group = full_group(executor.kv_groups, executor.model)
+    try:
+        head = load_head(path, executor)
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"--draft: {error.message}", param="draft_model") from error
+    bytes_per_value = DTYPES[executor.kv_dtype].itemsize
+    return LoadedHead(
+        head=head,
+        group=group,
+        sizes=DraftSizes(
+            bytes_per_block=head.kv_group.bytes_per_block(options.block_size, bytes_per_value),
+            weight_bytes=head.weight_bytes,
+            num_scratch=scratch_blocks(options),
+        ),
+        notes=_notes(head),
+    )
+
+
+def _notes(head: EagleHead) -> tuple[str, ...]:
+    config = head.config
+    taps = ", ".join(map(str, head.taps))
+    notes = [f"draft: {config.name}, an EAGLE-3 head on what layers {taps} of the model are given"]
+    if config.draft_vocab_size != config.vocab_size:
+        notes.append(
+            f"draft: it knows {config.draft_vocab_size:,} of {config.vocab_size:,} tokens, and "
+            "drafts no others"
+        )
+    return tuple(notes)
