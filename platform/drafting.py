@@ -24,6 +24,10 @@ class Drafter(Protocol):
         """A plan's result is known, and not yet committed; computing it took so long."""
         ...
 
+    def calibrate(self, lengths: SequenceOf[int]) -> None:
+        """Have the next steps verify so many drafts each, to learn what steps of a size cost."""
+        ...
+
 
 class NoDrafts:
     """Implements `Drafter` by drafting nothing."""
@@ -33,3 +37,6 @@ class NoDrafts:
 
     def computed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """See `Drafter.computed`."""
+
+    def calibrate(self, lengths: SequenceOf[int]) -> None:
+        """See `Drafter.calibrate`."""

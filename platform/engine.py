@@ -82,6 +82,11 @@ class Engine:
         self._last_rows = 0
         self._step_seconds = 0.0
 
+    @property
+    def drafter(self) -> Drafter:
+        """What drafts tokens ahead."""
+        return self._drafter
+
     # --- what enters ---
 
     def add(self, request: Request) -> None:

@@ -18,15 +18,19 @@ from plait.platform.intake import Intake
 from plait.platform.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from plait.adapters.pool import AdapterPool
+    from plait.adapters.pool import AdapterPool, Load
     from plait.adapters.sites import ModelSites
+    from plait.platform.draft_loading import LoadedDraft
     from plait.platform.engine import Engine
     from plait.platform.executor import Executor
     from plait.platform.strand import Strand
+    from plait.speculative.speculator import Speculator
     from plait.structured.strand import GrammarStrand
 
 OnPhase = Callable[[str, float], None]  # (phase, seconds); 0 seconds when it begins
 
+CALIBRATION = (0, 1, 3, 7, 15)  # drafts beside one row, in the steps of the warm-up
+MAX_WARM_UP_S = 1.0  # after which what is not measured yet is learned while serving
 # About 0.1 ms: longer than a step is between two parallel loops. On two idle cores, batches of 8
 # run a third faster than with 3,000, and 8 % slower than with OpenMP's own 300,000.
 _SPINS = "10000"
@@ -77,9 +81,16 @@ def start_engine(
     with phase("load tokenizer"):
         tokenizer = Tokenizer.load(loaded.tokenizer_source, chat_template=options.chat_template)
     executor = loaded.executor
+    draft = None
+    if options.draft_model is not None and options.speculation != "off":
+        with phase("load draft model"):
+            from plait.platform.draft_loading import load_draft
+
+            draft = load_draft(options, executor.model, executor.kv_groups, tokenizer)
     # A model may end its turns with a token that only its tokenizer names.
     ends = dict.fromkeys((*executor.model.eos_token_ids, *tokenizer.eos_token_ids))
-    model = replace(executor.model, eos_token_ids=tuple(ends))
+    notes = executor.model.notes + (() if draft is None else draft.notes)
+    model = replace(executor.model, eos_token_ids=tuple(ends), notes=notes)
     with phase("allocate KV"):
         fit = budget.fit(
             options,
@@ -87,11 +98,14 @@ def start_engine(
             executor.kv_groups,
             executor.kv_dtype,
             budget.available_bytes(),
+            None if draft is None else draft.sizes,
         )
         executor.allocate(fit.cache)
+        if draft is not None:
+            draft.allocate(fit.cache)
     config = EngineConfig(options=options, model=model, cache=fit.cache, scheduler=fit.scheduler)
     with phase("make engine"):
-        engine = make_engine(config, executor, tokenizer, fit, load_grammars=load_grammars)
+        engine = make_engine(config, executor, tokenizer, fit, draft, load_grammars=load_grammars)
     with phase("warm up"):
         _warm_up(engine, config, tokenizer)
     return Started(
@@ -113,6 +127,7 @@ def make_engine(
     executor: Executor,
     tokenizer: Tokenizer | None,
     fit: budget.Fit,
+    draft: LoadedDraft | None = None,
     *,
     load_grammars: bool = False,
 ) -> Engine:
@@ -125,11 +140,36 @@ def make_engine(
     if grammars is not None and load_grammars:
         grammars.warm()
     strands: list[Strand] = [] if grammars is None else [grammars]
-    if not fit.adapter_bytes:
-        return Engine(config, executor, tokenizer, strands=strands)
-    pool = _adapter_pool(config.options, executor, fit)
-    strands.append(AdapterStrand(pool, drain_s=config.options.adapter_drain_s))
-    return Engine(config, executor, tokenizer, strands=strands, adapters=pool)
+    pool = None
+    if fit.adapter_bytes:
+        beside = None if draft is None else draft.executor
+        pool = _adapter_pool(config.options, executor, fit, beside)
+        strands.append(AdapterStrand(pool, drain_s=config.options.adapter_drain_s))
+    drafter = None
+    if config.options.speculation == "auto":
+        drafter = _speculator(config, grammars, draft)
+        strands.append(drafter)
+    return Engine(config, executor, tokenizer, strands=strands, adapters=pool, drafter=drafter)
+
+
+def _speculator(
+    config: EngineConfig, grammars: GrammarStrand | None, draft: LoadedDraft | None
+) -> Speculator:
+    from plait.speculative.economy import Economy
+    from plait.speculative.lookup import SequenceLookup
+    from plait.speculative.recent import RecentAnswers
+    from plait.speculative.speculator import Speculator
+
+    vocab_size = config.model.vocab_size
+    mask = None if grammars is None else grammars.forbid
+    return Speculator(
+        Economy(),
+        max_tokens=config.options.max_draft_tokens,
+        vocab_size=vocab_size,
+        constraints=grammars,
+        texts=(SequenceLookup(vocab_size), RecentAnswers(vocab_size)),
+        model=None if draft is None else draft.source(config, mask=mask),
+    )
 
 
 def _grammars(config: EngineConfig, tokenizer: Tokenizer) -> GrammarStrand:
@@ -141,20 +181,28 @@ def _grammars(config: EngineConfig, tokenizer: Tokenizer) -> GrammarStrand:
     return GrammarStrand(partial(Vocabulary.of_model, tokenizer, config.model))
 
 
-def _adapter_pool(options: Options, executor: Executor, fit: budget.Fit) -> AdapterPool:
+def _adapter_pool(
+    options: Options, executor: Executor, fit: budget.Fit, draft: Executor | None
+) -> AdapterPool:
+    """`draft` is the draft model's, for which adapters may bring adapters."""
     from functools import partial
 
+    from plait.adapters.draft_adapter import BothPlaces, load_with_draft
     from plait.adapters.loading import load_adapter
     from plait.adapters.pool import AdapterPool
 
-    return AdapterPool(
-        executor,
-        partial(
+    def loads(into: Executor) -> Load:
+        return partial(
             load_adapter,
-            sites=executor.sites,
+            sites=into.sites,
             max_rank=options.max_adapter_rank,
-            base_weight=executor.base_weight,
-        ),
+            base_weight=into.base_weight,
+        )
+
+    load_draft = None if draft is None else loads(draft)
+    return AdapterPool(
+        executor if draft is None else BothPlaces(executor, draft),
+        partial(load_with_draft, load=loads(executor), load_draft=load_draft),
         device_bytes=fit.adapter_bytes,
         host_bytes=fit.adapter_host_bytes,
     )
@@ -189,19 +237,27 @@ def _warm_up(engine: Engine, config: EngineConfig, tokenizer: Tokenizer) -> None
     """One short request, so that the first user does not pay for what happens only once.
 
     It also proves that the executor computes at all: a fault here fails the start with its cause.
+    And it tells whoever drafts what steps of some sizes cost.
     """
     from plait.platform.core import SamplingParams
     from plait.platform.errors import InternalError
 
+    num_tokens = min(2 + sum(1 + n for n in CALIBRATION), config.scheduler.max_model_len - 1)
     engine.add(
         Intake(config, tokenizer).request(
             request_id="warm-up",
             prompt_token_ids=(0,),
-            params=SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True),
+            params=SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True),
             cache_salt="warm-up",
         )
     )
+    began, num_steps = time.monotonic(), 0
     while engine.has_unfinished:
         for event in engine.step():
             if event.error is not None:
                 raise InternalError(f"the model cannot compute a first token: {event.error[1]}")
+        num_steps += 1
+        if num_steps == 2:  # these two pay for what happens only once
+            engine.drafter.calibrate(CALIBRATION)
+        if time.monotonic() - began > MAX_WARM_UP_S or num_steps >= 2 + len(CALIBRATION):
+            engine.abort("warm-up")

@@ -22,6 +22,7 @@ from plait.speculative.source import Draft
 DEPTHS = 5  # 1, 2, 3, 4, and all further ones together
 CHANCES = 8  # classes of a source's own chance, equally wide
 KAPPA = 8.0  # trials that a wider count weighs
+FULL_TRIALS = 32  # after which it weighs half of that
 HALF_LIFE = 128  # trials of one count
 # Of one sequence: long enough to tell chance from change, short enough to follow the text.
 SEQUENCE_KAPPA = 2.0  # misses expected
@@ -32,9 +33,16 @@ MAX_COUNTS = 1024
 MAX_SEQUENCES = 4096
 MAX_CHANCE = 0.995
 
-# What a source is believed before any trial: enough for a try in a small batch.
-PRIORS = {"grammar": 0.9, "ngram": 0.55, "suffix": 0.6, "model": 0.65, "eagle": 0.65}
-_PRIOR = 0.5
+# What a source is believed before any trial, by bucket: the first token of a draft, and at least so
+# much each behind it (0: as much as the one before). Those of text are what answers of SmolLM2 gave (edits, extracts, code, chats).
+PRIORS: dict[str, tuple[tuple[float, float], ...]] = {
+    "grammar": ((0.9, 0.0),),
+    "ngram": ((0.23, 0.55), (0.43, 0.72), (0.75, 0.89), (0.9, 0.93), (0.95, 0.95), (0.97, 0.98)),
+    "suffix": ((0.13, 0.5), (0.25, 0.6), (0.59, 0.75), (0.79, 0.85), (0.9, 0.9)),
+    "model": ((0.65, 0.0),),
+    "eagle": ((0.65, 0.0),),
+}
+_PRIOR = ((0.5, 0.0),)
 
 _DECAY = 0.5 ** (1 / HALF_LIFE)
 _SEQUENCE_DECAY = 0.5 ** (1 / SEQUENCE_HALF_LIFE)
@@ -51,16 +59,20 @@ class Whose:
     grammar: str = ""  # class of place: "" (no grammar), "string", "structure"
 
 
+_Key = tuple[str, str, int, str]  # generation, source, bucket, class of grammar
+
+
 class _Count:
     """Hits and trials by slot: depths, then classes of the source's own chance."""
 
-    __slots__ = ("at", "base", "generation", "hits", "prior", "trials")
+    __slots__ = ("at", "base", "generation", "hits", "prior", "prior_behind", "trials")
 
-    def __init__(self, generation: str, source: str, base: _Count | None, now: int) -> None:
-        self.generation = generation
+    def __init__(self, key: _Key, base: _Count | None, now: int) -> None:
+        self.generation, source, bucket, _ = key
         self.base = base
         self.at = now
-        self.prior = PRIORS.get(source, _PRIOR)
+        priors = PRIORS.get(source, _PRIOR)
+        self.prior, self.prior_behind = priors[min(bucket, len(priors) - 1)]
         self.hits = [0.0] * (DEPTHS + CHANCES)
         self.trials = [0.0] * (DEPTHS + CHANCES)
 
@@ -78,7 +90,7 @@ class _Count:
             elif wider:
                 prior = min(max(wider[slot] + chances[-1] - wider[slot - 1], 0.0), 1.0)
             else:
-                prior = chances[-1]
+                prior = max(chances[-1], self.prior_behind)
             chances.append(self._rested(slot, prior))
         return chances
 
@@ -91,7 +103,11 @@ class _Count:
         return self._rested(slot, (self.prior + own) / 2)
 
     def _rested(self, slot: int, prior: float) -> float:
-        return (self.hits[slot] + KAPPA * prior) / (self.trials[slot] + KAPPA)
+        trials = self.trials[slot]
+        # Old counts fade, so trials never grow beyond some 185: with a constant weight of the prior
+        # what never fails would never be believed, and in a full batch only that pays.
+        weight = KAPPA * FULL_TRIALS / (FULL_TRIALS + trials)
+        return (self.hits[slot] + weight * prior) / (trials + weight)
 
     def add(self, slot: int, hit: bool) -> None:
         self.hits[slot] = self.hits[slot] * _DECAY + hit
@@ -137,7 +153,7 @@ class Acceptance:
 
     def __init__(self) -> None:
         self._now = 0
-        self._counts: OrderedDict[tuple[str, str, int, str], _Count] = OrderedDict()
+        self._counts: OrderedDict[_Key, _Count] = OrderedDict()
         self._sequences: OrderedDict[Hashable, dict[str, _Hazard]] = OrderedDict()
 
     def advance(self) -> None:
@@ -200,7 +216,7 @@ class Acceptance:
             base = None
             if whose.generation:
                 base = self._base(("", source, bucket, whose.grammar))
-            count = self._counts[key] = _Count(whose.generation, source, base, self._now)
+            count = self._counts[key] = _Count(key, base, self._now)
             while len(self._counts) > MAX_COUNTS:
                 self._counts.popitem(last=False)
         else:
@@ -208,10 +224,10 @@ class Acceptance:
             count.fade(self._now)
         return count
 
-    def _base(self, key: tuple[str, str, int, str]) -> _Count:
+    def _base(self, key: _Key) -> _Count:
         base = self._counts.get(key)
         if base is None:
-            base = self._counts[key] = _Count("", key[1], None, self._now)
+            base = self._counts[key] = _Count(key, None, self._now)
         return base
 
     def _ratio(self, whose: Whose, draft: Draft) -> float:

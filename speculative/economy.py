@@ -35,7 +35,6 @@ class Offer:
 @dataclass(slots=True)
 class _Step:
     load: Load
-    row_s: float = 0.0  # what a draft's row takes in this step
     token_s: float = 0.0  # what a token takes without drafts
     rows: dict[str, int] = field(default_factory=dict)
     accepted: dict[str, int] = field(default_factory=dict)
@@ -92,11 +91,7 @@ class Economy:
         survivals = [self._survival(offer) for offer in offers]
         counts = choose(survivals, load, self.cost, max_rows=max_rows, max_seconds=risk_s)
         self._probe(offers, counts, max_rows)
-        self._price(sum(counts))
         self._limit(offers, counts, sources)
-        for offer, count in zip(offers, counts, strict=True):
-            for draft, num in split(offer.drafts, count):
-                self._step.rows[draft.source] = self._step.rows.get(draft.source, 0) + num
         return counts
 
     def verified(self, offer: Offer, num_verified: int, num_accepted: int, num_seen: int) -> None:
@@ -107,22 +102,25 @@ class Economy:
         """
         seen = min(num_seen, num_accepted + 1, num_verified)
         accepted = num_accepted
+        step = self._step
         for draft, num in split(offer.drafts, num_verified):
             held = min(accepted, num)
-            self.acceptance.observe(offer.whose, draft, held, min(seen, num))
-            of_step = self._step.accepted
-            of_step[draft.source] = of_step.get(draft.source, 0) + held
+            if seen > 0:
+                self.acceptance.observe(offer.whose, draft, held, min(seen, num))
+            step.rows[draft.source] = step.rows.get(draft.source, 0) + num
+            step.accepted[draft.source] = step.accepted.get(draft.source, 0) + held
             accepted, seen = accepted - held, seen - num
-            if seen <= 0:
-                break
 
-    def end(self, num_rows: int, seconds: float) -> None:
-        """The step of `begin` took `seconds`, for `num_rows` rows in all."""
+    def end(self, load: Load, num_rows: int, seconds: float) -> None:
+        """The step took `seconds` for `num_rows` rows in all, `load` what it was without drafts.
+
+        That may differ from what `begin` was told: a prompt came, a sequence went.
+        """
         step = self._step
+        num_drafts = sum(step.rows.values())
+        row_s = load.ladder(self.cost, num_drafts)[-1] / num_drafts if num_drafts else 0.0
         for source, num in step.rows.items():
-            earned_s = step.accepted.get(source, 0) * step.token_s
-            self.ledger.settle(source, num * step.row_s, earned_s)
-        load = step.load
+            self.ledger.settle(source, num * row_s, step.accepted[source] * step.token_s)
         self.cost.measured(
             num_rows,
             seconds,
@@ -167,15 +165,15 @@ class Economy:
                 for i, num in zip(mine, wanted, strict=True):
                     counts[i] = num
 
-    def _price(self, num_rows: int) -> None:
-        if num_rows:
-            self._step.row_s = self._step.load.ladder(self.cost, num_rows)[-1] / num_rows
-
     def _limit(self, offers: SequenceOf[Offer], counts: list[int], sources: set[str]) -> None:
         """Cut `counts` where one source would risk more than it has, though all have enough."""
-        if not self._step.row_s or len(sources) < 2:
+        num_rows = sum(counts)
+        if not num_rows or len(sources) < 2:
             return
-        left = {s: int(self.ledger.risk_s([s]) / self._step.row_s + 1e-6) for s in sources}
+        row_s = self._step.load.ladder(self.cost, num_rows)[-1] / num_rows
+        if not row_s:
+            return
+        left = {s: int(self.ledger.risk_s([s]) / row_s + 1e-6) for s in sources}
         for i, offer in enumerate(offers):
             kept = 0
             for draft, num in split(offer.drafts, counts[i]):

@@ -74,7 +74,7 @@ class Speculator(Strand):
     `texts` are asked in turn for what follows; the longest that promises most wins.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (its sources, each of which may be missing)
         self,
         economy: Economy,
         *,
@@ -95,6 +95,8 @@ class Speculator(Strand):
         self._clock = clock
         self._states: dict[int, _State] = {}
         self._prompt_rows = 0  # of the last plan
+        self._calibration: deque[int] = deque()  # drafts that the next steps are to verify
+        self._is_calibrating = False
         self._faults_in_a_row = 0
         self._seconds = 0.0
         self._counts: dict[str, list[int]] = {}  # source → [verified, accepted]
@@ -106,6 +108,12 @@ class Speculator(Strand):
     def draft(self, sequences: SequenceOf[Sequence], room: int) -> None:
         """See `Drafter.draft`."""
         if not sequences or self._faults_in_a_row >= MAX_FAULTS:
+            return
+        self._is_calibrating = bool(self._calibration)
+        if self._is_calibrating:
+            length = min(self._calibration.popleft(), room // len(sequences))
+            for sequence in sequences:
+                sequence.drafts[:] = [0] * length
             return
         began = self._clock()
         try:
@@ -259,6 +267,9 @@ class Speculator(Strand):
 
     def computed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """See `Drafter.computed`: learn how drafts fared, and what the step cost."""
+        if self._is_calibrating:
+            self._economy.cost.measured(plan.num_rows, seconds)
+            return
         for span, outcome in zip(plan.spans, result.spans, strict=True):
             state = self._states.get(span.sequence.seq_id)
             if state is None or state.offer is None:
@@ -270,8 +281,13 @@ class Speculator(Strand):
                 self._economy.verified(state.offer, num_verified, num_sampled - 1, num_seen)
                 self._count(span.sequence, state, num_verified, num_sampled - 1)
             state.offer = None
-        self._prompt_rows = sum(s.num_tokens - s.num_samples for s in plan.spans)
-        self._economy.end(plan.num_rows, seconds)
+        load = _load_of(plan)
+        self._prompt_rows = load.num_prompt_rows
+        self._economy.end(load, plan.num_rows, seconds)
+
+    def calibrate(self, lengths: SequenceOf[int]) -> None:
+        """See `Drafter.calibrate`."""
+        self._calibration.extend(lengths)
 
     def _count(
         self, sequence: Sequence, state: _State, num_verified: int, num_accepted: int
@@ -335,3 +351,15 @@ class Speculator(Strand):
             "num_draft_runs": self._num_verified_runs,
             "draft_seconds": self._seconds,
         }
+
+
+def _load_of(plan: StepPlan) -> Load:
+    """What a step computed beside drafts."""
+    decoding = [span for span in plan.spans if span.num_tokens == 1 + len(span.drafts)]
+    num_rows = sum(span.num_tokens - len(span.drafts) for span in plan.spans)
+    return Load(
+        num_decoding=len(decoding),
+        num_prompt_rows=num_rows - len(decoding),
+        adapters=any(span.sequence.request.adapters for span in plan.spans),
+        masks=any(span.sequence.request.grammar is not None for span in plan.spans),
+    )

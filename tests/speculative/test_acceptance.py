@@ -13,7 +13,7 @@ from plait.speculative.acceptance import MAX_CHANCE, PRIORS, Acceptance, Whose
 from plait.speculative.source import Draft
 
 
-def draft(num: int = 4, source: str = "ngram", bucket: int = 0, **more: tuple[float, ...]) -> Draft:
+def draft(num: int = 4, source: str = "model", bucket: int = 0, **more: tuple[float, ...]) -> Draft:
     return Draft(tokens=(0,) * num, source=source, bucket=bucket, **more)
 
 
@@ -55,7 +55,8 @@ def test_survival_is_a_chance_and_never_grows(
 def test_the_true_chance_is_found(chance: float) -> None:
     stats = Acceptance()
     seen(stats, chance, 400)
-    assert first(stats) == pytest.approx(chance, abs=0.1)
+    # A sequence follows its own last trials, two dozen of them; others take what all together gave.
+    assert first(stats) == pytest.approx(chance, abs=0.15)
     assert first(stats, sequence=2) == pytest.approx(chance, abs=0.1)
 
 
@@ -102,9 +103,9 @@ def test_buckets_and_places_in_a_grammar_count_alone() -> None:
     stats = Acceptance()
     seen(stats, 0.0, 100)
     assert first(stats, sequence=2) < 0.1
-    assert first(stats, sequence=2, bucket=3) == PRIORS["ngram"]
+    assert first(stats, sequence=2, bucket=3) == PRIORS["model"][0][0]
     place = Whose(sequence=2, grammar="string")
-    assert stats.survival(place, draft())[0] == PRIORS["ngram"]
+    assert stats.survival(place, draft())[0] == PRIORS["model"][0][0]
 
 
 def test_a_sources_own_chances_are_put_right() -> None:

@@ -136,7 +136,7 @@ def test_drafts_behind_one_another_are_told_apart() -> None:
         economy.begin(Load(num_decoding=1))
         (count,) = economy.choose([offer])
         economy.verified(offer, count, min(count, 2), count)
-        economy.end(1 + count, 0.01)
+        economy.end(Load(num_decoding=1), 1 + count, 0.01)
     assert economy.acceptance.survival(offer.whose, forced)[1] > 0.9
     assert economy.acceptance.survival(offer.whose, offer.drafts[1])[0] < 0.4
 
@@ -155,6 +155,6 @@ def test_the_books_are_kept_in_microseconds(batch: int, limit_s: float) -> None:
         counts = economy.choose(offers)
         for offer, count in zip(offers, counts, strict=True):
             economy.verified(offer, count, min(count, 2), count)
-        economy.end(batch + sum(counts), 0.01)
+        economy.end(load, batch + sum(counts), 0.01)
         quickest = min(quickest, time.perf_counter() - begin)
     assert quickest < 2 * limit_s

@@ -34,7 +34,7 @@ class World:
     chance: Callable[[int, int, int], float]
     num_sequences: int
     seconds: Callable[[int], float] = one_core
-    source: str = "ngram"
+    source: str = "model"
     num_drafts: int = 4
     profile: bool = True
     noise: float = 0.08  # of the logarithm of a step's measured time
@@ -63,7 +63,8 @@ class World:
 
     def step(self) -> None:
         economy, step = self.economy, self.num_steps
-        economy.begin(Load(num_decoding=self.num_sequences))
+        load = Load(num_decoding=self.num_sequences)
+        economy.begin(load)
         offers = self._offers()
         counts = economy.choose(offers)
         for sequence, (offer, count) in enumerate(zip(offers, counts, strict=True)):
@@ -81,7 +82,7 @@ class World:
         measured = seconds * self.random.lognormvariate(0, self.noise)
         if self.random.random() < self.outliers:
             measured *= 10
-        economy.end(rows, measured)
+        economy.end(load, rows, measured)
         self.num_steps += 1
 
     def _offers(self) -> list[Offer]:
