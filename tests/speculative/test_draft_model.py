@@ -277,6 +277,20 @@ def test_without_scratch_a_draft_ends_with_the_blocks(num_scratch: int) -> None:
     world.check_all_held()
 
 
+def test_requests_that_are_aborted_leave_nothing() -> None:
+    world, rng = World(num_blocks=24, max_rows=5), random.Random(5)
+    for request in requests(40, seed=3):
+        world.engine.add(request)
+        if rng.random() < 0.5:
+            world.engine.abort(str(rng.randrange(int(request.request_id) + 1)))
+        world.engine.step()
+        world.engine.scheduler.check_integrity()
+    world.run()
+    assert world.source.figures["faults"] == 0
+    world.source.check_integrity([])
+    assert world.engine.stats.kv_usage == 0
+
+
 def test_siblings_draft_from_the_blocks_that_they_share() -> None:
     params = SamplingParams(temperature=1.0, seed=8, n=3, max_tokens=16)
     asked = [ask(str(i), range(3, 30 + i), params) for i in range(3)]
