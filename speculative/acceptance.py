@@ -34,7 +34,8 @@ MAX_SEQUENCES = 4096
 MAX_CHANCE = 0.995
 
 # What a source is believed before any trial, by bucket: the first token of a draft, and at least so
-# much each behind it (0: as much as the one before). Those of text are what answers of SmolLM2 gave (edits, extracts, code, chats).
+# much each behind it (0: as much as the one before). Those of text are what answers of SmolLM2
+# gave (edits, extracts, code, chats).
 PRIORS: dict[str, tuple[tuple[float, float], ...]] = {
     "grammar": ((0.9, 0.0),),
     "ngram": ((0.23, 0.55), (0.43, 0.72), (0.75, 0.89), (0.9, 0.93), (0.95, 0.95), (0.97, 0.98)),
