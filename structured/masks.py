@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from plait.platform.errors import InternalError
+from plait.platform.errors import InternalError, PlaitError
 from plait.structured.matcher import Matcher
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class StepMasks:
     mask_rows: Rows  # int32 [R]: row of `mask`; -1: unconstrained
     num_legal: tuple[int, ...] = ()  # drafts of each entry
     # Entries whose matcher broke down: their sequences must end with the error.
-    faults: dict[int, InternalError] = field(default_factory=dict)
+    faults: dict[int, PlaitError] = field(default_factory=dict)
     costs: tuple[float, ...] = ()  # seconds of processor time of each entry
     seconds: float = 0.0  # spent filling
 
@@ -110,7 +110,7 @@ def fill_masks(
     mask_rows: Rows = np.full(num_rows, -1, np.int32)
     num_legal = [0] * len(entries)
     costs: list[float] = []
-    faults: dict[int, InternalError] = {}
+    faults: dict[int, PlaitError] = {}
     start = 0
     for number, entry in enumerate(entries):
         stop = start + 1 + len(entry.drafts)
@@ -133,8 +133,8 @@ def fill_masks(
     )
 
 
-def _internal(error: Exception) -> InternalError:
-    if isinstance(error, InternalError):
+def _internal(error: Exception) -> PlaitError:
+    if isinstance(error, PlaitError):
         return error
     return InternalError(f"the grammar's matcher broke down: {error}")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from plait.platform.errors import InternalError
+from plait.platform.errors import GrammarTooComplex, InternalError, PlaitError
 from plait.structured import backends
 from plait.structured.backends import Backend, Grammar, Parser, ParserFault
 from plait.structured.cache import MemoryCache
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from plait.structured.vocabulary import Mask, Vocabulary
 
 _MAX_BYTES_PER_DRAFT = 64  # of forced text that is looked at
+_BOUND_WORDS = ("too many", "too large", "limit", "fuel")
 _MAX_VOCABULARIES = 8  # the base model's and those of adapters that add tokens
 
 
 class Matcher:
     """Which tokens may follow what a sequence has, and what it has.
 
-    Methods raise `InternalError` where the backend breaks down; the sequence must end then.
+    Methods raise `InternalError` where the backend breaks down, and `GrammarTooComplex` where it
+    meets a bound of its own; the sequence must end then.
 
     What no grammar holds is not in the masks: `vetoes` tells of one token whether it may follow.
     """
@@ -303,5 +305,11 @@ class MatcherStore:
             return backend
 
 
-def _fault(error: Exception) -> InternalError:
+def _fault(error: Exception) -> PlaitError:
+    """A bound of the library's on what it builds is the grammar's fault; anything else is ours."""
+    text = str(error).lower()
+    if any(word in text for word in _BOUND_WORDS):
+        return GrammarTooComplex(
+            f"the grammar is beyond what its library can follow on this text ({error}): simplify it"
+        )
     return InternalError(f"the grammar's matcher broke down: {error}")

@@ -299,12 +299,9 @@ class GrammarStrand(Strand):
         """Count what masks took; returns the errors of entries, by number."""
         self._job = None
         self._counts["mask_rows"] += int((masks.mask_rows >= 0).sum())
-        self._counts["grammar_faults"] += len(masks.faults)
         self._mask_seconds += masks.seconds
         self._wait_seconds += waited_s
-        errors: dict[int, PlaitError] = {
-            number: GrammarFault(error.message) for number, error in masks.faults.items()
-        }
+        errors = {n: self._fault(staged[n].sequence, e) for n, e in masks.faults.items()}
         for number, (held, cost) in enumerate(zip(staged, masks.costs, strict=True)):
             try:
                 held.patience.take(cost)

@@ -70,7 +70,7 @@ class Trial:
                 return
             except TooSlow as slow:
                 reason = f"is too slow to hold an answer to: {slow}"
-            except (ParserFault, InternalError) as fault:
+            except (ParserFault, InternalError, GrammarTooComplex) as fault:
                 reason = f"is beyond what its library can follow: {fault}"
             if number == NUM_TRIES - 1:
                 raise GrammarTooComplex(

@@ -116,8 +116,8 @@ class LLGuidanceBackend:
                     raise InvalidGrammar("x-guidance has no place in a grammar")
                 if endless := endless_rule(content):
                     raise InvalidGrammar(
-                        f"the grammar's rule {endless!r} never ends, as each way through it leads "
-                        "to itself: give it an alternative that does not"
+                        f"the grammar cannot be compiled: its rule {endless!r} never ends, as each "
+                        "way through it leads to itself; give it an alternative that does not"
                     )
                 text = content
             case GrammarKind.OUTLINE:

@@ -72,3 +72,24 @@ def test_only_the_requests_of_a_grammar_that_takes_too_long_end(
     assert end.error is not None
     assert end.error[0] == "grammar_too_complex"
     assert engine.stats.num_steps - steps <= 1
+
+
+@pytest.mark.parametrize("method", ["fill", "accept"])
+def test_a_bound_of_the_library_is_the_grammars_fault_and_no_internal_error(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from plait.structured.backends import ParserFault
+    from plait.structured.backends.llguidance import LLGuidanceParser
+
+    def gives_up(*_: Any) -> Any:
+        raise ParserFault("lexer error: too many expressions constructed")
+
+    engine, strand = make_engine()
+    engine.add(request("dear", grammars()["bounded"]))
+    engine.add(request("free", max_tokens=5))
+    monkeypatch.setattr(LLGuidanceParser, method, gives_up)
+    events = drain(engine, strand)
+    (end,) = ended(events, "dear")
+    assert end.error is not None
+    assert end.error[0] == "grammar_too_complex"
+    assert ended(events, "free")[0].error is None
