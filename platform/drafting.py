@@ -24,6 +24,10 @@ class Drafter(Protocol):
         """A plan's result is known, and not yet committed; computing it took so long."""
         ...
 
+    def forget(self, generation: str) -> None:
+        """An adapter has gone: what was learned of its answers goes too."""
+        ...
+
     def calibrate(self, lengths: SequenceOf[int]) -> None:
         """Have the next steps verify so many drafts each, to learn what steps of a size cost."""
         ...
@@ -37,6 +41,9 @@ class NoDrafts:
 
     def computed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """See `Drafter.computed`."""
+
+    def forget(self, generation: str) -> None:
+        """See `Drafter.forget`."""
 
     def calibrate(self, lengths: SequenceOf[int]) -> None:
         """See `Drafter.calibrate`."""

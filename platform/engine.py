@@ -161,6 +161,7 @@ class Engine:
     def drop_adapter(self, generation: str) -> None:
         """Forget a generation once no sequence uses it; an unknown one is no error."""
         self._extended.pop(generation, None)
+        self._drafter.forget(generation)
         if self._adapters is not None:
             self._adapters.drop(generation)
 

@@ -56,7 +56,7 @@ class Whose:
     """The sequence that a draft is for, and which counts it shares."""
 
     sequence: Hashable
-    generation: str = ""  # of the adapter; empty: the base model
+    generation: str = ""  # of the adapter, several joined by "+"; empty: the base model
     grammar: str = ""  # class of place: "" (no grammar), "string", "structure"
 
 
@@ -204,7 +204,7 @@ class Acceptance:
     def forget(self, generation: str) -> None:
         """The adapter is gone; the base model's counts stay."""
         if generation:
-            for key in [k for k in self._counts if k[0] == generation]:
+            for key in [k for k in self._counts if generation in k[0].split("+")]:
                 del self._counts[key]
 
     def __len__(self) -> int:

@@ -75,6 +75,9 @@ class SequenceLookup:
         """See `TextSource.release`."""
         self._texts.pop(sequence.seq_id, None)
 
+    def forget(self, generation: str) -> None:
+        """See `TextSource.forget`: no sequence knows of another's text."""
+
     def _read(self, sequence: Sequence) -> _Text:
         """Its text, read up to the last token."""
         text, stop = self._texts.get(sequence.seq_id), len(sequence.tokens)

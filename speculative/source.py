@@ -51,6 +51,10 @@ class TextSource(Protocol):
         """The sequence has ended: learn from it what is worth it, and forget it."""
         ...
 
+    def forget(self, generation: str) -> None:
+        """An adapter has gone: forget the answers that it gave."""
+        ...
+
 
 class ModelSource(Protocol):
     """Drafts from a model of its own, for many sequences at once. Called by the engine's thread."""

@@ -285,6 +285,12 @@ class Speculator(Strand):
         self._prompt_rows = load.num_prompt_rows
         self._economy.end(load, plan.num_rows, seconds)
 
+    def forget(self, generation: str) -> None:
+        """See `Drafter.forget`."""
+        self._economy.forget(generation)
+        for text in self._texts:
+            text.forget(generation)
+
     def calibrate(self, lengths: SequenceOf[int]) -> None:
         """See `Drafter.calibrate`."""
         self._calibration.extend(lengths)

@@ -23,11 +23,12 @@ from support.grammars import END, OTHER_END, SIZE, SPECIAL, WIDTH, vocabulary
 from support.history_executor import engine_config
 from support.synthetic_drafters import SyntheticDrafter, adversary, oracle, sometimes
 
-from plait.platform.core import Event, Request, Speculation
+from plait.platform.core import AdapterUse, Event, Request, Sequence, SequenceState, Speculation
 from plait.platform.engine import Engine
 from plait.speculative.economy import Economy
 from plait.speculative.lookup import SequenceLookup
 from plait.speculative.recent import RecentAnswers
+from plait.speculative.source import Draft
 from plait.speculative.speculator import Speculator
 from plait.structured.strand import GrammarStrand
 
@@ -225,6 +226,33 @@ def test_what_fails_while_drafting_costs_drafts_and_never_a_request() -> None:
     assert answers(run(engine, strand, asked)) == known
     assert speculator._faults_in_a_row == 3
     assert engine.stats.drafts == {}
+
+
+def test_what_an_adapters_answers_taught_goes_with_it() -> None:
+    recent, economy = RecentAnswers(WIDTH), EagerEconomy()
+    drafter = Speculator(economy, max_tokens=4, vocab_size=WIDTH, texts=(recent,))
+    uses = (AdapterUse(generation="a"), AdapterUse(generation="b"))
+    for number, adapters in enumerate([(), uses[:1], uses]):
+        one = replace(free(number), adapters=adapters)
+        sequence = Sequence(
+            seq_id=number,
+            request=one,
+            index=0,
+            arrival=0,
+            tokens=[*one.prompt_token_ids, *range(40, 60)],
+            max_total_tokens=100,
+            seed=0,
+            state=SequenceState.FINISHED,
+        )
+        whose = drafter._state(sequence).whose
+        economy.acceptance.observe(whose, Draft(tokens=(1,), source="suffix"), 1, 1)
+        drafter.release(sequence)
+    assert recent.num_kinds == 3
+    drafter.forget("b")
+    assert recent.num_kinds == 2
+    drafter.forget("a")
+    assert recent.num_kinds == 1
+    assert len(economy.acceptance) == 1
 
 
 def test_drafts_never_displace_prompts() -> None:
