@@ -6,15 +6,31 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.draft_engine import DraftEngine, options
+from support.drafting import (
+    FREE_ROWS,
+    EagerEconomy,
+    FixedCost,
+    accepted,
+    draft_whatever_it_costs,
+    verified,
+)
 from support.tiny_models import make_checkpoint
 
+from plait import LLM, SamplingParams, StructuredOutputs
 from plait.platform.errors import ConfigError
 from plait.platform.start import start_engine
 
 Checkpoint = Callable[[str], Path]
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "maxLength": 9}, "b": {"enum": [1, "x"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
@@ -34,6 +50,40 @@ def test_another_family_with_windows_drafts_too(checkpoint: Checkpoint) -> None:
     assert engine.run() == DraftEngine(options(checkpoint("llama"))).run()
     assert engine.source.figures["faults"] == 0
     assert engine.num_drafts > 100
+
+
+def test_under_a_grammar_the_draft_model_is_masked_as_the_target_is(
+    checkpoint: Checkpoint,
+) -> None:
+    path = str(checkpoint("llama"))
+    constraints = [
+        StructuredOutputs(json=SCHEMA),
+        None,
+        StructuredOutputs(regex="[ab]{20,30}!"),
+        StructuredOutputs(grammar='root ::= "a" | "b" root'),
+    ]
+    params = SamplingParams(temperature=1.2, seed=1, max_tokens=120)
+    shared: dict[str, Any] = {"kv_cache_bytes": 32 << 20, "num_threads": 1}
+
+    def texts(llm: LLM) -> list[str]:
+        outputs = llm.generate(["Go: "] * 4, params, structured_outputs=constraints)
+        return [output.outputs[0].text for output in outputs]
+
+    with (
+        LLM(path, speculation="off", **shared) as plain,
+        LLM(path, draft_model=path, **shared) as drafting,
+    ):
+        drafter = draft_whatever_it_costs(drafting._engine)
+        drafter._economy = EagerEconomy(FixedCost(FREE_ROWS))
+        drafter._texts = ()
+        drafter._constraints.forced = lambda *_: []
+        assert texts(drafting) == texts(plain)
+        stats = drafting._engine.stats
+        # An end token may be drafted behind what completes an answer.
+        assert verified(stats, "model") - accepted(stats, "model") <= 3
+        assert accepted(stats, "model") > 100
+        assert drafter._model.figures["faults"] == 0
+        drafter._model.check_integrity([])
 
 
 def test_a_target_of_windows_alone_is_refused(checkpoint: Checkpoint) -> None:
