@@ -102,10 +102,11 @@ class CompileWorker:
         """Get it ready for jobs of a vocabulary. Raises `WorkerLost`."""
         if vocabulary.digest in self._known:
             return
+        limit_s = self._limits.start_limit_s  # it reads nothing before Python itself has started
         if not self._known:
-            self._tell(self._start)
+            self._tell(self._start, limit_s)
         message = frames.Learn(digest=vocabulary.digest, vocabulary=vocabulary.to_bytes())
-        self._tell(message)
+        self._tell(message, limit_s)
         self._hear(self._limits.start_limit_s, starting=True)
         self._known.add(vocabulary.digest)
 
@@ -122,8 +123,8 @@ class CompileWorker:
         self._link.close()
         return self._process.wait()
 
-    def _tell(self, message: frames.ToWorker) -> None:
-        self._link.settimeout(_SEND_LIMIT_S)
+    def _tell(self, message: frames.ToWorker, limit_s: float | None = None) -> None:
+        self._link.settimeout(_SEND_LIMIT_S if limit_s is None else limit_s)
         try:
             frames.send(self._link, message)
         except OSError:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.grammars import accepts, vocabulary
+from support.grammars import WIDTH, accepts, vocabulary
 
 from plait.platform.errors import (
     BadRequest,
@@ -23,6 +23,7 @@ from plait.platform.errors import (
     PlaitError,
     UnsupportedSchemaKeyword,
 )
+from plait.structured import worker
 from plait.structured.cache import DiskCache, MemoryCache
 from plait.structured.matcher import MatcherStore
 from plait.structured.pool import CompilePool, PoolSettings
@@ -263,6 +264,18 @@ def test_a_worker_killed_from_outside_costs_nobody_a_request():
         assert pool.stats.num_pending == 0
     finally:
         pool.close()
+
+
+def test_a_worker_that_is_slow_to_start_is_waited_for(monkeypatch):
+    """It reads nothing until Python has started, which takes seconds where all cores are busy."""
+    monkeypatch.setattr(worker, "_SEND_LIMIT_S", 1e-6)
+    large = vocabulary().extended({WIDTH + i: b"%01000d" % i for i in range(600)})
+    slow = worker.CompileWorker(worker.WorkerLimits(wall_limit_s=60, memory_bytes=1 << 30))
+    try:
+        slow.learn(large)
+        assert slow.alive
+    finally:
+        slow.kill()
 
 
 def test_no_process_is_left(pool):
