@@ -18,7 +18,7 @@ from plait.platform.server.settings import Limits, ServerSettings
 
 Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
-_MAX_STREAM_OPTIONS = 16
+_MAX_OPTIONS = 16
 _MAX_REF_FIELDS = 8  # of one adapter's name, generation and scale
 # Fields with a bound of the same name in `Limits`.
 _COUNTED = (
@@ -52,9 +52,10 @@ def _check_counts(fields: dict[str, Any], limits: Limits) -> None:
         value = fields.get(name)
         if isinstance(value, list | dict):
             _at_most(name, "entries", len(value), getattr(limits, name))
-    options = fields.get("stream_options")
-    if isinstance(options, dict):
-        _at_most("stream_options", "entries", len(options), _MAX_STREAM_OPTIONS)
+    for name in ("stream_options", "speculation"):
+        options = fields.get(name)
+        if isinstance(options, dict):
+            _at_most(name, "entries", len(options), _MAX_OPTIONS)
     for name in ("adapter", "adapters", "lora"):
         value = fields.get(name)
         for ref in value if isinstance(value, list) else [value]:
