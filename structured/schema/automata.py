@@ -19,8 +19,8 @@ from plait.structured.schema.regex import (
     walk,
 )
 
-MAX_STATES = 40
-MAX_NODES = 4_000
+MAX_STATES = 80
+MAX_NODES = 6_000
 
 State = tuple[Node, ...]
 

@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 
 Schema = dict[str, Any]
 Reading = Callable[["Reader", str, Schema, bool], Iterator[Alternatives]]
-_REPHRASE = "say what is allowed, not what is forbidden"
+_REPHRASE = (
+    "if 'oneOf' asks for its opposite, say 'anyOf', or give each member a required property with "
+    "a 'const' of its own; else say what is allowed, not what is forbidden"
+)
 
 
 def groups(

@@ -73,7 +73,8 @@ def _check_counts(schema: Any, limits: Limits, param: str) -> None:
         num_properties += len(properties) if isinstance(properties, dict) else 0
         if isinstance(enum, list) and len(enum) > limits.max_enum:
             raise GrammarTooComplex(
-                f"'enum' at {at}: {len(enum):,} values; {limits.max_enum:,} are the limit",
+                f"'enum' at {at}: {len(enum):,} values; {limits.max_enum:,} are the limit. "
+                "Say it by 'pattern', or list those that are meant",
                 param=param,
             )
     if num_properties > limits.max_properties:

@@ -178,7 +178,8 @@ class Reader:
             return self._deny(at, kind)
         except TooManyBranches:
             why = f"its denial unfolds into more than {self.limits.max_alternatives} alternatives"
-            refusal = Refusal(at, "not", why, "say 'anyOf' where 'oneOf' asks for it", denial=True)
+            instead = "if 'oneOf' asks for that, say 'anyOf'; else say what is allowed"
+            refusal = Refusal(at, "not", why, instead, denial=True)
             return [(Poison(refusal),)]
 
     def _deny(self, at: str, kind: str) -> Alternatives:
@@ -233,7 +234,7 @@ class Reader:
                         f"{at}/type",
                         "type",
                         "numbers that are no integers cannot be told apart from integers",
-                        "say what the number may be, not what it may not",
+                        "say 'anyOf' for 'oneOf', or 'number' alone, which integers are too",
                         denial=True,
                     )
                 ),
@@ -467,6 +468,7 @@ class _Bounded:
         if kind is TooManyBranches:
             raise GrammarTooComplex(
                 f"{self._pointer or '/'}: the schema unfolds into more than {self._limit} "
-                "alternatives here; combine fewer anyOf, oneOf, not and if",
+                "alternatives here; say 'anyOf' for 'oneOf', tell its members apart by a required "
+                "property with a 'const' of its own, or combine fewer anyOf, not and if",
                 param=self._param,
             ) from None

@@ -93,7 +93,7 @@ class _Parser:
             return Repeat(node, low, high)
         if high is None or high > MAX_UNROLLED:
             raise self._error("a repeated anchor or lookaround", start)
-        more = EMPTY
+        more: Node = EMPTY
         for _ in range(high - low):
             more = alt([EMPTY, seq([node, more])])
         return seq([*[node] * low, more])

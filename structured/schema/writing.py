@@ -101,12 +101,14 @@ class Writer:
             return False
         at = min((literal.pointer for literal in formula), key=len, default="")
         alone = all(isinstance(shape, Narrowed | Refused) for _, shape in shapes)
+        denies = not all(literal.positive for literal in formula)
         for _, shape in shapes:
             if isinstance(shape, Object) and shape.rest != NEVER:
                 self.open_objects[at] = None
             if isinstance(shape, Narrowed | Refused):
-                harmless = isinstance(shape, Narrowed) and not alone
-                (self.narrowed if harmless else self.refusals)[shape.refusal.placed(at)] = None
+                found = shape.refusal.placed(at)
+                harmless = isinstance(shape, Narrowed) or (denies and found.denial)
+                (self.narrowed if harmless and not alone else self.refusals)[found] = None
         return _any_of([*self._plain(shapes)])
 
     def _plain(self, shapes: list[tuple[str, Shape]]) -> Iterator[dict[str, Any]]:
