@@ -6,6 +6,9 @@ from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import torch
+
+    from plait.platform.batch import StepBatch
     from plait.platform.core import Sequence, StepPlan, StepResult
 
 
@@ -18,6 +21,16 @@ class Drafter(Protocol):
         Each of them lacks one token, holds no drafts, and will get its row in the plan if there
         are blocks.
         """
+        ...
+
+    def taps(self, plan: StepPlan) -> tuple[int, ...]:
+        """After how many layers it wants to see the rows of a step; empty: not at all."""
+        ...
+
+    def ingest(
+        self, plan: StepPlan, batch: StepBatch, taps: torch.Tensor | None, result: StepResult
+    ) -> None:
+        """A plan, or a part of one, was computed: its rows `[T, taps * D]` where it wanted them."""
         ...
 
     def computed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
@@ -38,6 +51,16 @@ class NoDrafts:
 
     def draft(self, sequences: SequenceOf[Sequence], room: int) -> None:
         """See `Drafter.draft`."""
+
+    def taps(self, plan: StepPlan) -> tuple[int, ...]:
+        """See `Drafter.taps`."""
+        del plan
+        return ()
+
+    def ingest(
+        self, plan: StepPlan, batch: StepBatch, taps: torch.Tensor | None, result: StepResult
+    ) -> None:
+        """See `Drafter.ingest`."""
 
     def computed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """See `Drafter.computed`."""

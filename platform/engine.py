@@ -237,8 +237,14 @@ class Engine:
         if batch.adapter_segments:
             self._counts["adapter_rows"] += _num_rows(batch.adapter_segments)
         masks = self._strands.stage(plan)
-        hidden = self._executor.forward(batch)
-        return self._sampler.sample(plan, batch, hidden, self._executor, masks)
+        taps, wanted = None, self._drafter.taps(plan)
+        if wanted:
+            hidden, taps = self._executor.forward_tapped(batch, wanted)
+        else:
+            hidden = self._executor.forward(batch)
+        result = self._sampler.sample(plan, batch, hidden, self._executor, masks)
+        self._drafter.ingest(plan, batch, taps, result)
+        return result
 
     def _stop(
         self, sequence: Sequence, token_id: int

@@ -20,11 +20,10 @@ from plait.platform.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from plait.adapters.pool import AdapterPool, Load
     from plait.adapters.sites import ModelSites
-    from plait.platform.draft_loading import LoadedDraft
     from plait.platform.engine import Engine
     from plait.platform.executor import Executor
+    from plait.platform.speculation import Loaded
     from plait.platform.strand import Strand
-    from plait.speculative.speculator import Speculator
     from plait.structured.strand import GrammarStrand
 
 OnPhase = Callable[[str, float], None]  # (phase, seconds); 0 seconds when it begins
@@ -84,9 +83,9 @@ def start_engine(
     draft = None
     if options.draft_model is not None and options.speculation != "off":
         with phase("load draft model"):
-            from plait.platform.draft_loading import load_draft
+            from plait.platform.speculation import load_drafting
 
-            draft = load_draft(options, executor.model, executor.kv_groups, tokenizer)
+            draft = load_drafting(options, executor, tokenizer)
     # A model may end its turns with a token that only its tokenizer names.
     ends = dict.fromkeys((*executor.model.eos_token_ids, *tokenizer.eos_token_ids))
     notes = executor.model.notes + (() if draft is None else draft.notes)
@@ -127,7 +126,7 @@ def make_engine(
     executor: Executor,
     tokenizer: Tokenizer | None,
     fit: budget.Fit,
-    draft: LoadedDraft | None = None,
+    draft: Loaded | None = None,
     *,
     load_grammars: bool = False,
 ) -> Engine:
@@ -142,34 +141,16 @@ def make_engine(
     strands: list[Strand] = [] if grammars is None else [grammars]
     pool = None
     if fit.adapter_bytes:
-        beside = None if draft is None else draft.executor
+        beside = getattr(draft, "executor", None)  # a head takes no adapters
         pool = _adapter_pool(config.options, executor, fit, beside)
         strands.append(AdapterStrand(pool, drain_s=config.options.adapter_drain_s))
     drafter = None
     if config.options.speculation == "auto":
-        drafter = _speculator(config, grammars, draft)
+        from plait.platform.speculation import make_speculator
+
+        drafter = make_speculator(config, grammars, draft)
         strands.append(drafter)
     return Engine(config, executor, tokenizer, strands=strands, adapters=pool, drafter=drafter)
-
-
-def _speculator(
-    config: EngineConfig, grammars: GrammarStrand | None, draft: LoadedDraft | None
-) -> Speculator:
-    from plait.speculative.economy import Economy
-    from plait.speculative.lookup import SequenceLookup
-    from plait.speculative.recent import RecentAnswers
-    from plait.speculative.speculator import Speculator
-
-    vocab_size = config.model.vocab_size
-    mask = None if grammars is None else grammars.forbid
-    return Speculator(
-        Economy(),
-        max_tokens=config.options.max_draft_tokens,
-        vocab_size=vocab_size,
-        constraints=grammars,
-        texts=(SequenceLookup(vocab_size), RecentAnswers(vocab_size)),
-        model=None if draft is None else draft.source(config, mask=mask),
-    )
 
 
 def _grammars(config: EngineConfig, tokenizer: Tokenizer) -> GrammarStrand:

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from plait.platform.core import Sequence
+    import torch
+
+    from plait.platform.batch import StepBatch
+    from plait.platform.core import Sequence, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,8 @@ class Round:
 class TextSource(Protocol):
     """Drafts from text alone, in microseconds. Called by the engine's thread."""
 
+    name: str  # the source of its drafts
+
     def propose(self, want: Want) -> Draft | None:
         """The continuation that the source holds for the most likely, or None."""
         ...
@@ -76,4 +81,23 @@ class ModelSource(Protocol):
 
     def release(self, sequence: Sequence) -> None:
         """The sequence has ended: forget it."""
+        ...
+
+
+class TappedSource(ModelSource, Protocol):
+    """A model that drafts from what the target has between its layers."""
+
+    taps: tuple[int, ...]  # after how many layers
+
+    def wants_taps(self, plan: StepPlan) -> bool:
+        """Whether it goes along with a sequence of this step."""
+        ...
+
+    def ingest(
+        self, plan: StepPlan, batch: StepBatch, taps: torch.Tensor | None, result: StepResult
+    ) -> float:
+        """Take in a step, or a part of one; returns the seconds that it took.
+
+        `taps`: `[T, len(taps) * D]`, None where the step was computed without.
+        """
         ...

@@ -25,11 +25,25 @@ from plait.speculative.acceptance import Whose
 from plait.speculative.budget import Load
 from plait.speculative.cost import StepCost
 from plait.speculative.economy import Economy, Offer, split
+from plait.speculative.following import Following
 from plait.speculative.source import Draft, Want
+from plait.speculative.tally import (
+    AT_ITS_END,
+    BY_REQUEST,
+    FAULT,
+    FORBIDDEN,
+    NO_ROOM,
+    NOT_WORTH_IT,
+    NOTHING_FOUND,
+    Tally,
+)
 
 if TYPE_CHECKING:
+    import torch
+
+    from plait.platform.batch import StepBatch
     from plait.platform.core import Sequence, StepPlan, StepResult
-    from plait.speculative.source import ModelSource, TextSource
+    from plait.speculative.source import ModelSource, TappedSource, TextSource
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +79,7 @@ class _State:
 
     whose: Whose
     offer: Offer | None = None  # what its drafts were taken from
+    is_followed: bool | None = None  # by the head; None: not asked yet
     accepting: deque[str] = field(default_factory=deque)  # sources of drafts that hold
 
 
@@ -83,6 +98,7 @@ class Speculator(Strand):
         constraints: Constraints | None = None,
         texts: SequenceOf[TextSource] = (),
         model: ModelSource | None = None,
+        head: TappedSource | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._economy = economy
@@ -90,7 +106,12 @@ class Speculator(Strand):
         self._vocab_size = vocab_size
         self._constraints = constraints
         self._texts = tuple(texts)
-        self._model = model
+        self._model = model or head
+        self._head = head
+        self._following = Following()
+        self._ingest_s = 0.0  # in this step
+        self._gained_s = 0.0  # by drafts of the head, until the last step
+        self._num_judged = 0
         self._model_cost = StepCost()
         self._clock = clock
         self._states: dict[int, _State] = {}
@@ -99,15 +120,16 @@ class Speculator(Strand):
         self._is_calibrating = False
         self._faults_in_a_row = 0
         self._seconds = 0.0
-        self._counts: dict[str, list[int]] = {}  # source → [verified, accepted]
-        self._by_position: list[int] = []  # accepted, by place in the run
-        self._num_verified_runs = 0
+        self._tally = Tally()
 
     # --- before a plan ---
 
     def draft(self, sequences: SequenceOf[Sequence], room: int) -> None:
         """See `Drafter.draft`."""
-        if not sequences or self._faults_in_a_row >= MAX_FAULTS:
+        if not sequences:
+            return
+        if self._faults_in_a_row >= MAX_FAULTS:
+            self._tally.undrafted(FAULT, len(sequences))
             return
         self._is_calibrating = bool(self._calibration)
         if self._is_calibrating:
@@ -124,6 +146,7 @@ class Speculator(Strand):
             self._faults_in_a_row += 1
             off = ": nothing is drafted any more" * (self._faults_in_a_row == MAX_FAULTS)
             log.exception("drafting failed%s", off)
+            self._tally.undrafted(FAULT, len(sequences))
             for sequence in sequences:
                 sequence.drafts.clear()
         self._seconds += self._clock() - began
@@ -138,7 +161,10 @@ class Speculator(Strand):
 
     def _draft(self, sequences: SequenceOf[Sequence], room: int) -> None:
         wants = [w for w in map(self._want, sequences) if w.limit > 0]
-        if not wants or room <= 0:
+        if room <= 0:
+            self._tally.undrafted(NO_ROOM, len(wants))
+            return
+        if not wants:
             return
         chains = [self._text(want) for want in wants]
         if self._model is not None:
@@ -146,7 +172,9 @@ class Speculator(Strand):
         offers: list[tuple[Sequence, Offer]] = []
         for want, chain in zip(wants, chains, strict=True):
             legal = self._legal(want.sequence, chain)
-            if legal:
+            if not legal:
+                self._tally.undrafted(FORBIDDEN if chain else NOTHING_FOUND)
+            else:
                 state = self._state(want.sequence)
                 state.offer = Offer(whose=state.whose, drafts=legal)
                 offers.append((want.sequence, state.offer))
@@ -154,28 +182,44 @@ class Speculator(Strand):
         for (sequence, offer), count in zip(offers, counts, strict=True):
             tokens = [token for draft in offer.drafts for token in draft.tokens]
             sequence.drafts[:] = tokens[:count]
+            self._tally.cut(offer.drafts, count, by=NOT_WORTH_IT)
+            if not count:
+                self._tally.undrafted(NOT_WORTH_IT)
 
     def _want(self, sequence: Sequence) -> Want:
         """How many drafts could be of use: all may hold, and one token more comes with them."""
         said = sequence.request.speculation
         limit = min(self._max_tokens, sequence.max_total_tokens - len(sequence.tokens) - 1)
-        if said.max_tokens is not None:
+        if limit <= 0:
+            self._tally.undrafted(AT_ITS_END)
+        elif not said.enabled or said.max_tokens == 0:
+            self._tally.undrafted(BY_REQUEST)
+            limit = 0
+        elif said.max_tokens is not None:
             limit = min(limit, said.max_tokens)
-        return Want(sequence=sequence, limit=limit if said.enabled else 0)
+        return Want(sequence=sequence, limit=limit)
 
     def _text(self, want: Want) -> tuple[Draft, ...]:
         """Forced text, and what other text suggests behind it."""
         forced: tuple[int, ...] = ()
         if self._constraints is not None and want.sequence.request.grammar is not None:
+            began = self._clock()
             forced = tuple(self._constraints.forced(want.sequence, want.limit))
+            self._tally.drafting(FORCED, self._clock() - began)
         chain = (Draft(tokens=forced, source=FORCED),) if forced else ()
         rest = replace(want, after=forced, limit=want.limit - len(forced))
         if rest.limit <= 0:
             return chain
-        found = [d for d in (text.propose(rest) for text in self._texts) if d is not None]
+        found = [d for d in (self._ask_text(text, rest) for text in self._texts) if d is not None]
         if not found:
             return chain
         return (*chain, max(found, key=lambda draft: self._promise(want.sequence, (draft,))))
+
+    def _ask_text(self, text: TextSource, want: Want) -> Draft | None:
+        began = self._clock()
+        draft = text.propose(want)
+        self._tally.drafting(text.name, self._clock() - began)
+        return draft
 
     def _promise(self, sequence: Sequence, chain: tuple[Draft, ...]) -> float:
         """Tokens that drafts are expected to bring."""
@@ -212,6 +256,7 @@ class Speculator(Strand):
             return
         drafts = model.propose([rival.want for rival in asked])
         self._economy.ledger.spend(model.name, model.last.seconds)
+        self._tally.drafting(model.name, model.last.seconds)
         if model.last.num_forwards:
             num_rows = round(model.last.num_rows / model.last.num_forwards)
             self._model_cost.measured(num_rows, model.last.seconds / model.last.num_forwards)
@@ -246,6 +291,7 @@ class Speculator(Strand):
             num_legal = self._constraints.count_legal(sequence, tokens[:num_legal])
         if num_legal == len(tokens):
             return chain
+        self._tally.cut(chain, num_legal, by=FORBIDDEN)
         return tuple(
             replace(draft, tokens=draft.tokens[:num], chances=draft.chances[:num])
             for draft, num in split(chain, num_legal)
@@ -263,12 +309,40 @@ class Speculator(Strand):
             state = self._states[sequence.seq_id] = _State(whose)
         return state
 
+    # --- while it is computed ---
+
+    def follows(self, sequence: Sequence) -> bool:
+        """Whether the head shall go along with a sequence; not where nobody wants drafts."""
+        said = sequence.request.speculation
+        if not said.enabled or said.max_tokens == 0:
+            return False
+        state = self._state(sequence)
+        if state.is_followed is None:
+            state.is_followed = self._following.takes_on
+        elif not self._following.stays:
+            state.is_followed = False  # for good: the head would lack what it did not see
+        return state.is_followed
+
+    def taps(self, plan: StepPlan) -> tuple[int, ...]:
+        """See `Drafter.taps`."""
+        if self._head is None or not self._head.wants_taps(plan):
+            return ()
+        return self._head.taps
+
+    def ingest(
+        self, plan: StepPlan, batch: StepBatch, taps: torch.Tensor | None, result: StepResult
+    ) -> None:
+        """See `Drafter.ingest`."""
+        if self._head is not None:
+            self._ingest_s += self._head.ingest(plan, batch, taps, result)
+
     # --- after it ---
 
     def computed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """See `Drafter.computed`: learn how drafts fared, and what the step cost."""
         if self._is_calibrating:
-            self._economy.cost.measured(plan.num_rows, seconds)
+            self._economy.cost.measured(plan.num_rows, seconds - self._ingest_s)
+            self._ingest_s = 0.0
             return
         for span, outcome in zip(plan.spans, result.spans, strict=True):
             state = self._states.get(span.sequence.seq_id)
@@ -279,11 +353,29 @@ class Speculator(Strand):
                 # Each sampled token judges the draft in its place; all drafts may hold.
                 num_seen = min(num_sampled, num_verified)
                 self._economy.verified(state.offer, num_verified, num_sampled - 1, num_seen)
-                self._count(span.sequence, state, num_verified, num_sampled - 1)
+                drafts = split(state.offer.drafts, num_verified)
+                sources = [draft.source for draft, num in drafts for _ in range(num)]
+                self._tally.verified(span.sequence, sources, num_sampled - 1)
+                state.accepting = deque(sources[: num_sampled - 1])
             state.offer = None
         load = _load_of(plan)
         self._prompt_rows = load.num_prompt_rows
-        self._economy.end(load, plan.num_rows, seconds)
+        if load.num_decoding:
+            self._tally.stepped(sum(len(span.drafts) for span in plan.spans))
+        self._economy.end(load, plan.num_rows, seconds - self._ingest_s)
+        if self._head is not None:
+            self._judge_head(self._head.name, seconds)
+
+    def _judge_head(self, name: str, seconds: float) -> None:
+        cost_s, earned_s = self._economy.ledger.report().get(name, (0.0, 0.0))
+        judged = self._counts.get(name, [0, 0])[0]
+        self._following.step(
+            seconds - self._ingest_s,
+            cost_s=self._ingest_s,
+            gain_s=earned_s - cost_s - self._gained_s,
+            num_judged=judged - self._num_judged,
+        )
+        self._gained_s, self._num_judged, self._ingest_s = earned_s - cost_s, judged, 0.0
 
     def forget(self, generation: str) -> None:
         """See `Drafter.forget`."""
@@ -294,22 +386,6 @@ class Speculator(Strand):
     def calibrate(self, lengths: SequenceOf[int]) -> None:
         """See `Drafter.calibrate`."""
         self._calibration.extend(lengths)
-
-    def _count(
-        self, sequence: Sequence, state: _State, num_verified: int, num_accepted: int
-    ) -> None:
-        assert state.offer is not None
-        sources = [
-            d.source for d, num in split(state.offer.drafts, num_verified) for _ in range(num)
-        ]
-        for source in sources:
-            sequence.draft_counts.setdefault(source, [0, 0])[0] += 1
-            self._counts.setdefault(source, [0, 0])[0] += 1
-        state.accepting = deque(sources[:num_accepted])
-        self._num_verified_runs += 1
-        self._by_position += [0] * (num_accepted - len(self._by_position))
-        for position in range(num_accepted):
-            self._by_position[position] += 1
 
     # --- as a strand ---
 
@@ -323,9 +399,7 @@ class Speculator(Strand):
         del token_id
         state = self._states.get(sequence.seq_id)
         if state is not None and state.accepting:
-            source = state.accepting.popleft()
-            sequence.draft_counts[source][1] += 1
-            self._counts[source][1] += 1
+            self._tally.output(sequence, state.accepting.popleft())
         return False
 
     def release(self, sequence: Sequence) -> None:
@@ -352,10 +426,9 @@ class Speculator(Strand):
     def figures(self) -> Mapping[str, Any]:
         """See `Strand.figures`."""
         return {
-            "drafts": {source: tuple(counts) for source, counts in self._counts.items()},
-            "accepted_by_position": tuple(self._by_position),
-            "num_draft_runs": self._num_verified_runs,
+            **self._tally.figures,
             "draft_seconds": self._seconds,
+            "foreseen_over_taken": self._economy.foreseen_over_taken,
         }
 
 

@@ -1,0 +1,59 @@
+"""What drafts tokens for an engine: loaded as the options say, and put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from plait.platform.draft_loading import LoadedDraft, load_draft
+from plait.platform.head_loading import LoadedHead, find_head, load_drafting_head
+from plait.speculative.economy import Economy
+from plait.speculative.lookup import SequenceLookup
+from plait.speculative.recent import RecentAnswers
+from plait.speculative.speculator import Speculator
+
+if TYPE_CHECKING:
+    from plait.platform.config import EngineConfig, Options
+    from plait.platform.core import Sequence
+    from plait.platform.model.executor import TorchExecutor
+    from plait.platform.tokenizer import Tokenizer
+    from plait.structured.strand import GrammarStrand
+
+Loaded = LoadedDraft | LoadedHead
+
+
+def load_drafting(options: Options, executor: TorchExecutor, tokenizer: Tokenizer) -> Loaded:
+    """Load `options.draft_model`, a model or a head, to draft for the model of `executor`.
+
+    Raises `ConfigError` or `ModelUnsupported`, of the parameter `draft_model`.
+    """
+    head = find_head(options)
+    if head is not None:
+        return load_drafting_head(head, options, executor)
+    return load_draft(options, executor.model, executor.kv_groups, tokenizer)
+
+
+def make_speculator(
+    config: EngineConfig, grammars: GrammarStrand | None, loaded: Loaded | None
+) -> Speculator:
+    """Drafts from all sources that there are: text always, and what was loaded."""
+    vocab_size = config.model.vocab_size
+    mask = None if grammars is None else grammars.forbid
+    model = head = None
+
+    def follows(sequence: Sequence) -> bool:
+        return speculator.follows(sequence)
+
+    if isinstance(loaded, LoadedHead):
+        head = loaded.source(config, mask=mask, follows=follows)
+    elif loaded is not None:
+        model = loaded.source(config, mask=mask)
+    speculator = Speculator(
+        Economy(),
+        max_tokens=config.options.max_draft_tokens,
+        vocab_size=vocab_size,
+        constraints=grammars,
+        texts=(SequenceLookup(vocab_size), RecentAnswers(vocab_size)),
+        model=model,
+        head=head,
+    )
+    return speculator

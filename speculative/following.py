@@ -1,0 +1,45 @@
+"""Whether a head that has to see every row shall go along with a sequence.
+
+Going along costs about a layer in each step, from the first token of the prompt on, and pays only
+later, if at all. So it is tried on whatever comes first, until enough of its drafts were judged;
+from then on it goes along as long as it earns what it costs. A head that does not is tried anew,
+for one hundredth of the time.
+"""
+
+from __future__ import annotations
+
+TRIAL_DRAFTS = 64  # judged, until which it goes along whatever it earns
+SHARE = 0.01  # of the time, for trying again
+SLACK = 0.01  # of the time, by which it may fall short before it leaves those it follows
+HALF_LIFE = 4096  # steps after which costs and gains count half
+_DECAY = 0.5 ** (1 / HALF_LIFE)
+
+
+class Following:
+    """Costs and gains of one head, fading."""
+
+    def __init__(self) -> None:
+        self._cost_s = self._gain_s = self._elapsed_s = 0.0
+        self._num_judged = 0
+
+    def step(self, seconds: float, *, cost_s: float, gain_s: float, num_judged: int) -> None:
+        """A step took `seconds`, going along `cost_s` beside it; drafts gained `gain_s`."""
+        self._elapsed_s = self._elapsed_s * _DECAY + seconds
+        self._cost_s = self._cost_s * _DECAY + cost_s
+        self._gain_s = self._gain_s * _DECAY + gain_s
+        self._num_judged += num_judged
+
+    @property
+    def takes_on(self) -> bool:
+        """Whether to go along with a sequence that begins."""
+        return self._pays(SHARE)
+
+    @property
+    def stays(self) -> bool:
+        """Whether to go on with one that it goes along with."""
+        return self._pays(SHARE + SLACK)
+
+    def _pays(self, share: float) -> bool:
+        if self._num_judged < TRIAL_DRAFTS:
+            return True
+        return self._cost_s <= self._gain_s + share * self._elapsed_s
