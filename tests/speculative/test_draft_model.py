@@ -31,6 +31,7 @@ from plait.platform.core import (
     SequenceState,
     Speculation,
 )
+from plait.platform.drafting import NoDrafts
 from plait.platform.engine import Engine
 from plait.platform.sampling import Sampler
 from plait.platform.strand import Strand
@@ -48,7 +49,7 @@ SAMPLINGS = (
 )
 
 
-class ModelDrafts(Strand):
+class ModelDrafts(NoDrafts, Strand):
     """Implements `Drafter`: all that a draft model says is verified."""
 
     def __init__(self, source: DraftModel, *, limit: int = 4, seed: int | None = None) -> None:
@@ -75,9 +76,6 @@ class ModelDrafts(Strand):
                 assert len(draft.tokens) == len(draft.chances) <= want.limit
                 want.sequence.drafts[:] = draft.tokens
         self.largest_catch_up = max(self.largest_catch_up, self.source.last.num_catch_up_rows)
-
-    def computed(self, *_: object) -> None:
-        pass
 
     def admit(self, sequence: Sequence) -> bool:
         self.unfinished[sequence.seq_id] = sequence

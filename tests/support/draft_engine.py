@@ -10,6 +10,7 @@ from plait.platform import budget
 from plait.platform.config import EngineConfig, Options
 from plait.platform.core import AdapterUse, Event, Request, SamplingParams
 from plait.platform.draft_loading import LoadedDraft, load_draft
+from plait.platform.drafting import NoDrafts
 from plait.platform.engine import Engine
 from plait.platform.messages import AdapterLoaded, LoadAdapter
 from plait.platform.model import load_model
@@ -39,7 +40,7 @@ def options(model: Path, draft: Path | None = None, **rest: object) -> Options:
     )
 
 
-class Drafts:
+class Drafts(NoDrafts):
     """Implements `Drafter`: four drafts of a model for each sequence."""
 
     def __init__(self, source: DraftModel) -> None:
@@ -50,9 +51,6 @@ class Drafts:
         for want, draft in zip(wants, self.source.propose(wants), strict=True):
             if draft is not None:
                 want.sequence.drafts[:] = draft.tokens
-
-    def computed(self, *_: object) -> None:
-        pass
 
 
 class DraftEngine:
