@@ -8,6 +8,9 @@ batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,8 +20,39 @@ _CHUNK = 16_384  # a multiple of that; torch cuts what is longer among threads
 _MODULES = frozenset({"transformers.activations", "torch.nn.modules.activation"})
 
 
+def run_evenly(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`function(x)`, value by value, over pieces that hold whole vectors only."""
+    count = x.numel()
+    flat = functional.pad(x.reshape(-1), (0, -count % _VECTORS))
+    out = torch.empty_like(flat)
+    for start in range(0, len(flat), _CHUNK):
+        out[start : start + _CHUNK] = function(flat[start : start + _CHUNK])
+    return out[:count].view(x.shape)
+
+
+class RouterLogits(Tensor):
+    """What a router's product gives: the sigmoid that some families take of it is even."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Everything else sees a plain tensor."""
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _SIGMOIDS and isinstance(args[0], cls):
+                return run_evenly(torch.sigmoid, args[0].as_subclass(Tensor))
+            return func(*args, **(kwargs or {}))
+
+
+_SIGMOIDS = (Tensor.sigmoid, torch.sigmoid, functional.sigmoid)
+
+
 class EvenActivation(nn.Module):
-    """An activation, run over pieces that hold whole vectors only."""
+    """An activation, run by `run_evenly`."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -28,12 +62,7 @@ class EvenActivation(nn.Module):
         """Values in, values out, in any shape."""
         if x.is_meta:
             return torch.empty_like(x)
-        count = x.numel()
-        flat = functional.pad(x.reshape(-1), (0, -count % _VECTORS))
-        out = torch.empty_like(flat)
-        for start in range(0, len(flat), _CHUNK):
-            out[start : start + _CHUNK] = self.inner(flat[start : start + _CHUNK])
-        return out[:count].view(x.shape)
+        return run_evenly(self.inner, x)
 
 
 def replace_activations(part: nn.Module) -> None:

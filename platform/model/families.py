@@ -34,11 +34,11 @@ _GRID = ("pixel_values", "image_grid_thw")
 #   llava          pixel_values [1, 3, H, W]; with a Pixtral tower also image_sizes [1, 2]
 #   llava_next     pixel_values [tiles, 3, S, S] without padding tiles, image_sizes [1, 2]
 #   llava_onevision  the same; one tile where a prompt has several images
-#   qwen*_vl, glm4v  pixel_values [patches, features], image_grid_thw [1, 3]
+#   qwen*_vl*, glm4*v*  pixel_values [patches, features], image_grid_thw [1, 3]
 #   gemma3         pixel_values [1, 3, S, S], one item for each crop or several in one
 #   paligemma      pixel_values [1, 3, S, S]
 #   idefics3, smolvlm  pixel_values [tiles, 3, S, S], pixel_attention_mask [tiles, S, S]
-#   internvl       pixel_values [tiles, 3, S, S]
+#   internvl, aya_vision, cohere2_vision  pixel_values [tiles, 3, S, S]
 #   mistral3       pixel_values [1, 3, H, W] without padding, image_sizes [1, 2]
 #   lfm2_vl        pixel_values [tiles, patches, features], spatial_shapes [tiles, 2],
 #                  pixel_attention_mask [tiles, patches]
@@ -51,11 +51,15 @@ FAMILIES: dict[str, VisionFamily] = {
     "qwen3_vl": VisionFamily(tensors=_GRID, has_grid_positions=True, has_levels=True),
     "qwen3_vl_moe": VisionFamily(tensors=_GRID, has_grid_positions=True, has_levels=True),
     "glm4v": VisionFamily(tensors=_GRID, has_grid_positions=True),
+    "glm46v": VisionFamily(tensors=_GRID, has_grid_positions=True),
+    "glm4v_moe": VisionFamily(tensors=_GRID, has_grid_positions=True),
     "gemma3": VisionFamily(tensors=_PIXELS, bidirectional="image"),
     "paligemma": VisionFamily(tensors=_PIXELS, bidirectional="prefix", first_position=1),
     "idefics3": VisionFamily(tensors=(*_PIXELS, "pixel_attention_mask"), is_nested=True),
     "smolvlm": VisionFamily(tensors=(*_PIXELS, "pixel_attention_mask"), is_nested=True),
     "internvl": VisionFamily(tensors=_PIXELS),
+    "aya_vision": VisionFamily(tensors=_PIXELS),
+    "cohere2_vision": VisionFamily(tensors=_PIXELS),
     "mistral3": VisionFamily(tensors=_SIZED),
     "lfm2_vl": VisionFamily(tensors=(*_PIXELS, "spatial_shapes", "pixel_attention_mask")),
 }

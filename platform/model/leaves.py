@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.platform.model.adapter_step import NO_ADAPTERS, LeafStep
+from plait.platform.model.elementwise import RouterLogits
 from plait.platform.ops.linear import TILE_OUTPUTS, PackedWeight, linear, pack_linear
 from plait.platform.ops.rms_norm import rms_norm
 
@@ -262,7 +263,7 @@ class RowWiseWeight(Tensor):
             return x.new_empty((*x.shape[:-1], self.shape[0]), device="meta")
         if self.packed is None:
             self.packed = pack_linear(self.detach().as_subclass(Tensor))
-        return linear(x, self.packed, bias)
+        return linear(x, self.packed, bias).as_subclass(RouterLogits)
 
     def transposed_product(self, x: Tensor) -> Tensor:
         """`x @ self`, row by row."""

@@ -1,5 +1,7 @@
 """A row's bits never depend on what else is encoded or computed beside it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.tiny_vision import FAMILIES, make_prompt, make_vision_checkpoint
@@ -11,8 +13,12 @@ from plait.platform.ops._native import has_kernels
 pytestmark = pytest.mark.skipif(not has_kernels(), reason="the C++ kernels are not built")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", FAMILIES)
+CASES = [(family, "float32") for family in FAMILIES] + [
+    (family, "bfloat16") for family in ("llava", "qwen2_5_vl", "qwen3_vl_moe", "gemma3", "mistral3")
+]
+
+
+@pytest.mark.parametrize(("family", "dtype"), CASES)
 def test_hidden_rows_are_bitwise_equal_alone_and_in_a_mix(family, dtype, tmp_path):
     model = make_vision_checkpoint(family, tmp_path)
     executor = load(tmp_path, dtype)
@@ -32,3 +38,15 @@ def test_hidden_rows_are_bitwise_equal_alone_and_in_a_mix(family, dtype, tmp_pat
         assert torch.equal(torch.stack(one.hidden), torch.stack(other.hidden))
         for position, row in one.embeds.items():
             assert torch.equal(row, other.embeds[position])
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "glm4v"])
+def test_plain_positions_are_three_equal_rows(family, tmp_path):
+    model = make_vision_checkpoint(family, tmp_path)
+    executor = load(tmp_path)
+    track = track_of(model, make_prompt(family, model, (9,)))
+    driver = VisionDriver(executor)
+    batch = driver._batch([track], [9])
+    assert batch.positions.shape == (3, 9)
+    plain = replace(batch, positions=batch.positions[0].copy())
+    assert torch.equal(executor.forward(plain), executor.forward(batch))

@@ -231,6 +231,56 @@ FAMILIES: dict[str, Tiny] = {
         _ODD,
         uses_token_types="mm_token_type_ids",
     ),
+    "glm46v": Tiny(
+        "Glm46V",
+        _text("glm4v_text", rope_parameters={**_GRID_ROPE, "partial_rotary_factor": 1.0}),
+        {
+            "model_type": "glm4v_vision",
+            "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2,
+            "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
+            "image_size": 16, "out_hidden_size": 64,
+        },
+        _GRID_TOKENS,
+        _ODD,
+        uses_token_types="mm_token_type_ids",
+    ),
+    "glm4v_moe": Tiny(
+        "Glm4vMoe",
+        _text("glm4v_moe_text", n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=48,
+            n_group=2, topk_group=1, first_k_dense_replace=1, head_dim=16, n_shared_experts=1,
+            rope_parameters={**_GRID_ROPE, "partial_rotary_factor": 1.0}),
+        {
+            "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2,
+            "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2,
+            "image_size": 16, "out_hidden_size": 64,
+        },
+        _GRID_TOKENS,
+        _ODD,
+        uses_token_types="mm_token_type_ids",
+    ),
+    "aya_vision": Tiny(
+        "AyaVision",
+        _text("cohere2", sliding_window=12, logit_scale=0.5),
+        _SIGLIP,
+        {
+            "image_token_id": IMAGE_TOKEN, "image_token_index": IMAGE_TOKEN, "downsample_factor": 2,
+            "adapter_layer_norm_eps": 1e-6, "alignment_intermediate_size": 64,
+            "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+        },
+        ((1, 1), (1, 2), (2, 2)),
+        unit=16,
+    ),
+    "cohere2_vision": Tiny(
+        "Cohere2Vision",
+        _text("cohere2", sliding_window=12, logit_scale=0.5),
+        _SIGLIP,
+        {
+            "image_token_id": IMAGE_TOKEN, "downsample_factor": 2,
+            "alignment_intermediate_size": 64,
+        },
+        ((1, 1), (1, 2), (2, 2)),
+        unit=16,
+    ),
 }  # fmt: skip
 
 
@@ -312,7 +362,15 @@ def make_picture(
 
     kind = model.config.model_type
     sizes = torch.tensor([[height, width]])
-    if kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v"):
+    if kind in (
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+        "glm4v",
+        "glm46v",
+        "glm4v_moe",
+    ):
         rows, columns = height // 4, width // 4
         tensors = {
             "pixel_values": pixels(rows * columns, 3 * 2 * 4 * 4),
@@ -330,7 +388,7 @@ def make_picture(
             "pixel_attention_mask": torch.ones(tiles, 16, 16, dtype=torch.bool),
         }
         tokens = [BREAK_TOKEN, *[IMAGE_TOKEN] * 4] * tiles
-    elif family == "internvl":
+    elif family in ("internvl", "aya_vision", "cohere2_vision"):
         tensors = {"pixel_values": pixels(size[0] * size[1], 3, 16, 16)}
         tokens = [IMAGE_TOKEN] * 4 * size[0] * size[1]
     elif family in ("llava_next", "llava_onevision"):
