@@ -69,6 +69,7 @@ class Values {
 };
 
 // One sequence of `length` tokens whose last `rows` are computed; true if the outputs are right.
+// In every other case the middle half of the rows is a range whose tokens see each other.
 bool right(const Shape& shape, int64_t length, int64_t rows, plait::CpuIsa isa,
            std::mt19937& random) {
   const int64_t blocks = (length + shape.block_size - 1) / shape.block_size;
@@ -120,6 +121,13 @@ bool right(const Shape& shape, int64_t length, int64_t rows, plait::CpuIsa isa,
   p.query_start = query_start.data();
   p.seq_lens = seq_lens.data();
   p.num_spans = 1;
+  std::vector<int32_t> ends;
+  const bool has_range = random() % 2 == 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    const bool inside = has_range && r >= rows / 4 && r < rows - rows / 4;
+    ends.push_back(static_cast<int32_t>(length - (inside ? rows / 4 : rows - r - 1)));
+  }
+  if (has_range) p.key_ends = ends.data();
   p.num_heads = shape.num_heads;
   p.num_kv_heads = shape.num_kv_heads;
   p.head_size = shape.head_size;
@@ -142,7 +150,7 @@ bool right(const Shape& shape, int64_t length, int64_t rows, plait::CpuIsa isa,
       };
       std::vector<double> sum(static_cast<size_t>(shape.head_size));
       double weights = 0;
-      for (int64_t t = begin; t <= position; ++t) {
+      for (int64_t t = begin; t < ends[static_cast<size_t>(r)]; ++t) {
         double score = 0;
         for (size_t d = 0; d < sum.size(); ++d)
           score += query.get(q_at + d) * key.get(kv_at(t) + d);
