@@ -116,6 +116,12 @@ class Stats(msgspec.Struct, frozen=True):
     accepted_by_position: tuple[int, ...] = ()  # drafts that held, by their place in a run
     num_draft_runs: int = 0  # runs of drafts that were verified
     draft_seconds: float = 0.0  # spent drafting, beside the steps
+    draft_source_seconds: dict[str, float] = {}  # of these, in each source
+    draft_cuts: dict[str, tuple[int, int]] = {}  # source → cut by the grammar, by the budget
+    # Steps that decode, by how many drafts they verified; classes: `speculative.tally.ROW_CLASSES`.
+    steps_by_drafts: tuple[int, ...] = ()
+    undrafted: dict[str, int] = {}  # reason → sequences of steps without drafts
+    foreseen_over_taken: float = 0.0  # seconds of the last steps; 0: nothing is foreseen
 
 
 class Events(msgspec.Struct, tag="events"):

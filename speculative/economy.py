@@ -17,6 +17,7 @@ from plait.speculative.ledger import Ledger
 from plait.speculative.source import Draft
 
 PROBE_ROWS = 4
+_FORGOTTEN = 1 / 32  # of the foreseen and taken seconds, by each step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,12 @@ class Economy:
         self.acceptance = Acceptance()
         self.ledger = Ledger()
         self._step = _Step(Load(num_decoding=0))
+        self._foreseen_s = self._taken_s = 0.0  # of the last steps
+
+    @property
+    def foreseen_over_taken(self) -> float:
+        """Seconds that the last steps should have taken, over those that they took; 0: none yet."""
+        return self._foreseen_s / self._taken_s if self._taken_s else 0.0
 
     def begin(self, load: Load) -> None:
         """A step is about to be planned."""
@@ -121,13 +128,16 @@ class Economy:
         row_s = load.ladder(self.cost, num_drafts)[-1] / num_drafts if num_drafts else 0.0
         for source, num in step.rows.items():
             self.ledger.settle(source, num * row_s, step.accepted[source] * step.token_s)
-        self.cost.measured(
-            num_rows,
-            seconds,
-            adapters=load.adapters,
-            masks=load.masks,
-            prompts=load.num_prompt_rows > 0,
-        )
+        kind = {
+            "adapters": load.adapters,
+            "masks": load.masks,
+            "prompts": load.num_prompt_rows > 0,
+        }
+        if num_rows and seconds > 0:
+            foreseen_s = self.cost.seconds(num_rows, **kind)
+            self._foreseen_s += foreseen_s - _FORGOTTEN * self._foreseen_s
+            self._taken_s += seconds - _FORGOTTEN * self._taken_s
+        self.cost.measured(num_rows, seconds, **kind)
 
     def release(self, sequence: Hashable) -> None:
         """The sequence has ended."""

@@ -40,6 +40,8 @@ class _Text:
 class SequenceLookup:
     """A `TextSource`. `vocab_size` is the model's; of long texts the last `max_tokens` are read."""
 
+    name = SOURCE
+
     def __init__(self, vocab_size: int, *, max_tokens: int = 1 << 15) -> None:
         self._vocab_size = vocab_size
         self._max_tokens = max_tokens

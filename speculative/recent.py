@@ -62,6 +62,8 @@ class _Answers:
 class RecentAnswers:
     """A `TextSource`. `vocab_size` is the model's; bounds are in tokens, and in kinds."""
 
+    name = SOURCE
+
     def __init__(
         self,
         vocab_size: int,
