@@ -368,7 +368,8 @@ class Speculator(Strand):
 
     def _judge_head(self, name: str, seconds: float) -> None:
         cost_s, earned_s = self._economy.ledger.report().get(name, (0.0, 0.0))
-        judged = self._counts.get(name, [0, 0])[0]
+        judged = self._tally.num_verified(name)
+        self._tally.drafting(name, self._ingest_s)
         self._following.step(
             seconds - self._ingest_s,
             cost_s=self._ingest_s,

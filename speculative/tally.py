@@ -67,6 +67,10 @@ class Tally:
         sequence.draft_counts[source][1] += 1
         self._counts[source][1] += 1
 
+    def num_verified(self, source: str) -> int:
+        """Drafts of a source that were judged."""
+        return self._counts.get(source, (0, 0))[0]
+
     @property
     def figures(self) -> Mapping[str, Any]:
         """Fields of `messages.Stats`."""
