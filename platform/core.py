@@ -267,6 +267,12 @@ class Request:
     tenant: str = ""  # who shares a fair share; the digest of a key, never the key
     share: float = 1.0  # the tenant's weight against others
     images: tuple[ImageItem, ...] = ()  # in the order of the prompt
+    # int32 [3, P]: time, height and width of each prompt token, where images give it such.
+    positions: bytes = b""
+    position_delta: int = 0  # from a later token's index to its position, in all three rows
+    # [start, end) of prompt tokens that see each other whole, and are computed in one step.
+    spans: tuple[tuple[int, int], ...] = ()
+    vision_digest: str = ""  # of the whole span, where it holds more than one image; in block keys
     grammar: CompiledGrammar | None = None  # what the answer must obey
     speculation: Speculation = Speculation()
     # Token sequences of `params.bad_words` (with and without a leading space).
@@ -305,6 +311,8 @@ class Sequence:
     num_accepted_tokens: int = 0  # of these, how many its output has
     block_ids: list[list[int]] = field(default_factory=list)  # per KV group; 0 = null block
     drafts: list[int] = field(default_factory=list)
+    # Set with `drafts`: what each was drawn from, where rejection is to verify them; else empty.
+    draft_probs: list[Any] = field(default_factory=list)
     # Source → [verified, accepted]; kept by whoever drafts. They add up to the two numbers above.
     draft_counts: dict[str, list[int]] = field(default_factory=dict)
     finish_reason: FinishReason | None = None

@@ -100,6 +100,16 @@ class Tokenizer:
         """The token as logprobs show it; bytes that form no character become U+FFFD."""
         return self._bytes.piece(token_id).decode("utf-8", "replace")
 
+    def token_id(self, token: str) -> int | None:
+        """The id of the one token that is named so; None where there is none."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def token_name(self, token_id: int) -> str | None:
+        """What the vocabulary calls a token, `token_id`'s reverse."""
+        found: str | None = self._backend.id_to_token(token_id)
+        return found
+
     @property
     def bytes_table(self) -> TokenBytes:
         """The bytes of each token, for incremental detokenization."""

@@ -84,7 +84,7 @@ class ImagePreparation:
             files = await self.files.reserve(most)
             held.callback(files.free)
             count = _FileBytes(limits.request_bytes)
-            read = await _all(self._at(part, self._read(part, count)) for part in parts)
+            read = await all_of(self._at(part, self._read(part, count)) for part in parts)
             sizes = [3 * _num_pixels(one) for one in read]
             if sum(sizes) > 3 * limits.request_pixels:
                 raise ImageTooLarge(
@@ -94,7 +94,7 @@ class ImagePreparation:
                 )
             pixels = await self.pixels.reserve(sum(sizes))
             held.callback(pixels.free)
-            images = await _all(
+            images = await all_of(
                 self._at(part, self._decode(one, part.detail))
                 for part, one in zip(parts, read, strict=True)
             )
@@ -174,7 +174,7 @@ class _Shared:
     num_waiting: int = 0
 
 
-async def _all(works: Iterable[Awaitable[T]]) -> list[T]:
+async def all_of(works: Iterable[Awaitable[T]]) -> list[T]:
     """All results; where one fails, the others are cancelled before its error is raised."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:

@@ -1,0 +1,331 @@
+"""From decoded images and a prompt's text to what a `Request` holds of them.
+
+An image is processed alone, whatever else its prompt holds, so it becomes the same wherever it
+stands and can be kept: chats send their images again with every turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from plait.platform.core import Array
+from plait.platform.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    InternalError,
+    InvalidImage,
+    ModelUnsupported,
+    PlaitError,
+)
+from plait.vision.decode import DecodedImage
+from plait.vision.expansion import build_processor, read_json
+from plait.vision.identity import checkpoint_digest
+from plait.vision.limits import MIB
+from plait.vision.placing import PlacedImages, ProcessedImage, place
+from plait.vision.preparation import all_of
+from plait.vision.recipes import NEEDS_TORCHVISION, Recipe, recipe_of
+from plait.vision.shared_work import SharedWork
+
+if TYPE_CHECKING:
+    from plait.platform.config import VisionInfo
+    from plait.platform.tokenizer import Tokenizer
+
+log = logging.getLogger("plait.vision")
+
+KEPT_BYTES = 256 * MIB
+# Of an image's sides. Some families resize the shorter one to a fixed length, which would make a
+# thin image of a few kB as large as memory. It is Qwen's own bound.
+MAX_ASPECT = 200
+_TRIAL = DecodedImage(pixels=np.zeros((64, 48, 3), np.uint8), digest="trial", form="pixels")
+_BLANK = Image.new("RGB", (2, 2))
+
+
+class ImageProcessor:
+    """Processes images for one model. Made by `load`; any thread may call."""
+
+    def __init__(  # noqa: PLR0913 (see `load`)
+        self,
+        processor: Any,
+        recipe: Recipe,
+        vision: VisionInfo,
+        *,
+        embedded: str,
+        identity: str,
+        num_threads: int,
+        kept_bytes: int,
+    ) -> None:
+        """`embedded` is the text of the token that takes the encoder's rows."""
+        self.vision = vision
+        self.placeholder: str = processor.image_token
+        # Texts that a client may not write.
+        self.reserved = tuple(dict.fromkeys((self.placeholder, embedded)))
+        self._processor = processor
+        self._recipe = recipe
+        self._embedded = embedded
+        merged = processor._merge_kwargs(tokenizer_init_kwargs={}, return_tensors="np")
+        self._options: dict[str, Any] = merged["images_kwargs"]
+        self._identity = f"{identity}\0{_settings(processor, self._options)}"
+        self._work: SharedWork[ProcessedImage] = SharedWork(
+            num_threads=num_threads, kept_bytes=kept_bytes, name="plait-process"
+        )
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path,
+        tokenizer: Tokenizer,
+        vision: VisionInfo,
+        *,
+        num_threads: int = 2,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> ImageProcessor:
+        """The processor of a checkpoint's directory, tried with an image.
+
+        Brings transformers and torch. Raises `ModelUnsupported` by the family's name where its
+        images cannot be processed.
+        """
+        family = vision.family
+        if family in NEEDS_TORCHVISION:
+            raise _unsupported(family, "transformers processes them by torchvision alone")
+        config = read_json(directory, "config.json")
+        recipe = recipe_of(config)
+        if recipe is None:
+            raise _unsupported(family, "no processor of that family is known here")
+        token, embedded = vision.image_token_id, tokenizer.token_name(vision.image_token_id)
+        if embedded is None or tokenizer.encode(embedded, add_special_tokens=False) != [token]:
+            raise _unsupported(family, f"the tokenizer does not have the image token {token}")
+        made = cls(
+            build_processor(directory, recipe, tokenizer, config),
+            recipe,
+            vision,
+            embedded=embedded,
+            identity=checkpoint_digest(directory),
+            num_threads=num_threads,
+            kept_bytes=kept_bytes,
+        )
+        made._try(tokenizer)
+        return made
+
+    def _try(self, tokenizer: Tokenizer) -> None:
+        """Find out at load, rather than with a client's first image, that it does not work."""
+        family = self.vision.family
+        try:
+            tried = self._make("trial", True, _TRIAL)
+        except (InvalidImage, InternalError) as error:
+            cause = error.__cause__ or error
+            raise _unsupported(
+                family, f"its processor fails ({type(cause).__name__}: {cause})"
+            ) from error
+        ids = tokenizer.encode(tried.text, add_special_tokens=False)
+        if not 0 < tried.num_embeds == ids.count(self.vision.image_token_id):
+            raise _unsupported(
+                family,
+                f"its processor writes {tried.text[:64]!r}, and the model wants token "
+                f"{self.vision.image_token_id} ({self._embedded!r})",
+            )
+
+    # --- images ---
+
+    async def process(self, images: Sequence[DecodedImage]) -> list[ProcessedImage]:
+        """The images of one prompt, off the event loop.
+
+        Raises `InvalidImage` where the family cannot take one, with its number.
+        """
+        works = [self._asked(image, len(images) == 1) for image in images]
+        return await all_of(
+            _numbered(number, self._work.get(key, make))
+            for number, (key, make) in enumerate(works, 1)
+        )
+
+    def process_blocking(self, images: Sequence[DecodedImage]) -> list[ProcessedImage]:
+        """`process` for callers without an event loop."""
+        found = []
+        for number, image in enumerate(images, 1):
+            try:
+                found.append(self._work.get_blocking(*self._asked(image, len(images) == 1)))
+            except InvalidImage as error:
+                raise _of(number, error) from None
+        return found
+
+    def _asked(self, image: DecodedImage, alone: bool) -> tuple[str, Callable[[], ProcessedImage]]:
+        """The key of what an image becomes, and what makes it."""
+        tiled = alone or not self._recipe.tiles_one_alone
+        text = f"{image.digest}\0{tiled:d}\0{self._identity}"
+        key = hashlib.sha256(text.encode()).hexdigest()
+        return key, partial(self._make, key, tiled, image)
+
+    def _make(self, key: str, tiled: bool, image: DecodedImage) -> ProcessedImage:
+        if max(image.width, image.height) > MAX_ASPECT * min(image.width, image.height):
+            raise _unfit(image)
+        picture = Image.fromarray(image.pixels)
+        given: list[Any] = [picture]
+        try:
+            if tiled:
+                given = self._processor.prepare_inputs_layout(images=given)[0]
+            else:  # beside another one, which is cheap
+                given = [[picture, _BLANK]]
+            made, texts = self._processor._process_images(given, **self._options)
+            own = slice(None) if tiled else slice(1)
+            tensors = {name: _array(name, made[name][own]) for name in self._recipe.tensors}
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            log.debug("an image could not be processed", exc_info=True)
+            raise _unfit(image) from error
+        text = str(texts[0])
+        num_embeds = text.count(self._embedded)
+        grid = _grid(tensors, self._processor) if self.vision.has_grid_positions else (0, 0, 0)
+        return ProcessedImage(key=key, text=text, num_embeds=num_embeds, tensors=tensors, grid=grid)
+
+    def count(self, height: int, width: int, *, alone: bool = True) -> int:
+        """Image tokens of an image of that size, without its pixels; 0: not known before."""
+        if self._recipe.tiles_one_alone and not alone:
+            return int(self._processor.num_image_tokens) + 1
+        try:
+            counted = self._processor._get_num_multimodal_tokens(image_sizes=[(height, width)])
+        except (ArithmeticError, AttributeError, TypeError, ValueError):
+            return 0
+        return int(counted.num_image_tokens[0])
+
+    def check_room(self, images: Sequence[DecodedImage], room: int) -> None:
+        """Refuse images that alone are longer than `room` tokens, before they are processed.
+
+        Raises `ContextLengthExceeded` with the numbers.
+        """
+        counts = [self.count(i.height, i.width, alone=len(images) == 1) for i in images]
+        if sum(counts) <= room:
+            return
+        most = max(range(len(counts)), key=counts.__getitem__)
+        raise ContextLengthExceeded(
+            f"the images take {sum(counts):,} tokens, and the prompt may have {max(0, room):,}: "
+            f"image {most + 1} takes {counts[most]:,} ({images[most].width} × "
+            f"{images[most].height}). Send fewer, or smaller ones",
+            param="messages",
+        )
+
+    # --- prompts ---
+
+    def check_text(self, content: Any, at: str = "messages") -> None:
+        """Refuse text of a client that would be read as an image. Raises `BadRequest`.
+
+        `content` is JSON: a string, or lists and objects of them.
+        """
+        if isinstance(content, str):
+            found = next((name for name in self.reserved if name in content), None)
+            if found is not None:
+                raise BadRequest(
+                    f"{at} holds {found!r}, which stands for an image to this model: send images "
+                    "as parts of their own, and write that text in another way",
+                    param=at,
+                )
+        elif isinstance(content, Mapping):
+            for key, value in content.items():
+                self.check_text(str(key), at)
+                self.check_text(value, f"{at}.{str(key)[:64]}")
+        elif isinstance(content, list | tuple):
+            for number, value in enumerate(content):
+                self.check_text(value, f"{at}[{number}]")
+
+    def encode(
+        self, text: str, images: Sequence[ProcessedImage], encode: Callable[[str], list[int]]
+    ) -> tuple[list[int], PlacedImages]:
+        """Token ids of a rendered chat with its images, and where they are.
+
+        `text` has one placeholder for each. Raises `BadRequest` where it has not.
+        """
+        self._check_places(text, len(images))
+        if not images:
+            ids = encode(text)
+            return ids, place(ids, (), self.vision)
+        pieces = text.split(self.placeholder)
+        if self._recipe.begins_behind:
+            pieces[-1] = f"{self._processor.tokenizer.bos_token}{pieces[-1]}\n"
+        parts = [pieces[0]]
+        for image, piece in zip(images, pieces[1:], strict=True):
+            parts += (image.text, piece)
+        ids = encode("".join(parts))
+        return ids, place(ids, images, self.vision)
+
+    def _check_places(self, text: str, num_images: int) -> None:
+        num_places = text.count(self.placeholder)
+        if num_places != num_images:
+            raise BadRequest(
+                f"the chat template wrote {num_places} places ({self.placeholder}) for "
+                f"{num_images} images: it must write one for each, and text must not hold any",
+                param="messages",
+            )
+        if self._embedded != self.placeholder and self._embedded in text:
+            raise BadRequest(
+                f"the prompt holds {self._embedded}, which stands for an image to this model",
+                param="messages",
+            )
+
+    def close(self) -> None:
+        """End the threads."""
+        self._work.close()
+
+
+def _unsupported(family: str, why: str) -> ModelUnsupported:
+    return ModelUnsupported(f"images of {family} are not served: {why}")
+
+
+def _unfit(image: DecodedImage) -> InvalidImage:
+    return InvalidImage(
+        f"this model cannot take an image of {image.width} × {image.height}: its sides are too "
+        "short or too unequal"
+    )
+
+
+def _settings(processor: Any, options: Mapping[str, Any]) -> str:
+    """All that decides what an image becomes, beside its pixels, as canonical JSON."""
+    import PIL
+    import transformers
+
+    images = processor.image_processor
+    plain = {k: v for k, v in vars(processor).items() if isinstance(v, str | int | float)}
+    facts = {
+        "processors": [type(processor).__name__, type(images).__name__],
+        "images": images.to_dict(),
+        "options": dict(options),
+        "processor": plain,
+        "versions": [transformers.__version__, PIL.__version__],
+    }
+    return json.dumps(facts, sort_keys=True, default=str)
+
+
+def _array(name: str, value: Any) -> Array:
+    """An image's own part of a tensor; some processors put all of a prompt's images in one row."""
+    found = np.asarray(value)
+    if found.dtype == object:
+        raise InternalError(f"the processor's {name} is ragged")
+    if (name, found.ndim) in (("pixel_values", 5), ("pixel_attention_mask", 4)):
+        found = found[0]
+    dtype = "float32" if name == "pixel_values" else "bool" if name.endswith("mask") else "int64"
+    dense = np.ascontiguousarray(found, dtype=np.dtype(dtype))
+    return Array(dtype=dense.dtype.name, shape=dense.shape, data=dense.tobytes())
+
+
+def _grid(tensors: Mapping[str, Array], processor: Any) -> tuple[int, int, int]:
+    """Merged patches of an image: time, rows, columns."""
+    t, h, w = np.frombuffer(tensors["image_grid_thw"].data, np.int64).tolist()
+    merge = processor.image_processor.merge_size
+    return t, h // merge, w // merge
+
+
+async def _numbered(number: int, work: Any) -> ProcessedImage:
+    try:
+        found: ProcessedImage = await work
+    except InvalidImage as error:
+        raise _of(number, error) from None
+    return found
+
+
+def _of(number: int, error: PlaitError) -> InvalidImage:
+    return InvalidImage(f"image {number}: {error.message}", param="messages")
