@@ -115,8 +115,7 @@ class Stats(msgspec.Struct, frozen=True):
     drafts: dict[str, tuple[int, int]] = {}  # source → (verified, of these output)
     accepted_by_position: tuple[int, ...] = ()  # drafts that held, by their place in a run
     num_draft_runs: int = 0  # runs of drafts that were verified
-    draft_seconds: float = 0.0  # spent drafting, beside the steps
-    draft_source_seconds: dict[str, float] = {}  # of these, in each source
+    draft_seconds: dict[str, float] = {}  # beside the steps, by source, and choosing: "budget"
     draft_cuts: dict[str, tuple[int, int]] = {}  # source → cut by the grammar, by the budget
     # Steps that decode, by how many drafts they verified; classes: `speculative.tally.ROW_CLASSES`.
     steps_by_drafts: tuple[int, ...] = ()

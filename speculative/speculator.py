@@ -119,7 +119,6 @@ class Speculator(Strand):
         self._calibration: deque[int] = deque()  # drafts that the next steps are to verify
         self._is_calibrating = False
         self._faults_in_a_row = 0
-        self._seconds = 0.0
         self._tally = Tally()
 
     # --- before a plan ---
@@ -149,7 +148,7 @@ class Speculator(Strand):
             self._tally.undrafted(FAULT, len(sequences))
             for sequence in sequences:
                 sequence.drafts.clear()
-        self._seconds += self._clock() - began
+        self._tally.choosing(self._clock() - began)
 
     def _load(self, sequences: SequenceOf[Sequence]) -> Load:
         return Load(
@@ -369,7 +368,7 @@ class Speculator(Strand):
     def _judge_head(self, name: str, seconds: float) -> None:
         cost_s, earned_s = self._economy.ledger.report().get(name, (0.0, 0.0))
         judged = self._tally.num_verified(name)
-        self._tally.drafting(name, self._ingest_s)
+        self._tally.following(name, self._ingest_s)
         self._following.step(
             seconds - self._ingest_s,
             cost_s=self._ingest_s,
@@ -428,7 +427,6 @@ class Speculator(Strand):
         """See `Strand.figures`."""
         return {
             **self._tally.figures,
-            "draft_seconds": self._seconds,
             "foreseen_over_taken": self._economy.foreseen_over_taken,
         }
 

@@ -25,6 +25,7 @@ class Tally:
         self._counts: dict[str, list[int]] = {}  # source → [verified, output]
         self._cuts: dict[str, list[int]] = {}  # source → [by the grammar, by the budget]
         self._seconds: dict[str, float] = {}  # by source
+        self._in_sources_s = 0.0  # of this step
         self._by_position: list[int] = []  # held, by place in the run
         self._num_runs = 0
         self._steps = [0] * (len(ROW_CLASSES) + 1)
@@ -33,6 +34,16 @@ class Tally:
     def drafting(self, source: str, seconds: float) -> None:
         """A source was asked, and took so long."""
         self._seconds[source] = self._seconds.get(source, 0.0) + seconds
+        self._in_sources_s += seconds
+
+    def following(self, source: str, seconds: float) -> None:
+        """A source went along with a step, which took so long beside it."""
+        self._seconds[source] = self._seconds.get(source, 0.0) + seconds
+
+    def choosing(self, seconds: float) -> None:
+        """All that drafting took in a step, the sources included."""
+        self._seconds["budget"] = self._seconds.get("budget", 0.0) + seconds - self._in_sources_s
+        self._in_sources_s = 0.0
 
     def cut(self, drafts: SequenceOf[Draft], num_kept: int, *, by: str) -> None:
         """Of drafts one behind the other only the first `num_kept` tokens stay."""
@@ -79,7 +90,7 @@ class Tally:
             "draft_cuts": {source: tuple(cuts) for source, cuts in self._cuts.items()},
             "accepted_by_position": tuple(self._by_position),
             "num_draft_runs": self._num_runs,
-            "draft_source_seconds": dict(self._seconds),
+            "draft_seconds": dict(self._seconds),
             "steps_by_drafts": tuple(self._steps),
             "undrafted": dict(self._undrafted),
         }

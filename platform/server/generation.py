@@ -225,9 +225,7 @@ async def generation(
                 running.close()
                 usage = running.usage
                 call.log_usage(usage)
-                context.usage.ended(
-                    names, len(requests), usage.prompt_tokens, usage.completion_tokens
-                )
+                context.usage.ended(names, len(requests), usage)
             for _ in requests:
                 context.admission.drain_rate.completed()
     except Overloaded:

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from plait.platform.errors import Overloaded
+from plait.platform.server.draft_metrics import draft_metrics
 
 if TYPE_CHECKING:
     from plait.platform.config import EngineConfig
@@ -38,7 +39,7 @@ class StatsCollector(Collector):
         stats = self._client.stats
         yield from _gauges(stats, labels)
         yield from _counters(stats, labels)
-        yield from _drafts(stats, labels)
+        yield from draft_metrics(stats, labels)
         if self._client.config is not None:
             yield _cache_info(self._client.config, labels)
 
@@ -74,38 +75,6 @@ def _counters(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
         counter = CounterMetricFamily(name, text, labels=_LABELS)
         counter.add_metric(labels, value)
         yield counter
-
-
-def _drafts(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
-    """Acceptance length is 1 + accepted / drafts, as with vLLM's names everywhere."""
-    verified = sum(counts[0] for counts in stats.drafts.values())
-    accepted = sum(counts[1] for counts in stats.drafts.values())
-    for name, text, value in (
-        ("vllm:spec_decode_num_drafts", "Runs of drafts verified.", stats.num_draft_runs),
-        ("vllm:spec_decode_num_draft_tokens", "Drafts verified.", verified),
-        ("vllm:spec_decode_num_accepted_tokens", "Drafts that became output.", accepted),
-        ("plait:draft_seconds", "Seconds spent drafting, between steps.", stats.draft_seconds),
-    ):
-        counter = CounterMetricFamily(name, text, labels=_LABELS)
-        counter.add_metric(labels, value)
-        yield counter
-    places = CounterMetricFamily(
-        "vllm:spec_decode_num_accepted_tokens_per_pos",
-        "Drafts that held, by their place in a run.",
-        labels=(*_LABELS, "position"),
-    )
-    for place, value in enumerate(stats.accepted_by_position):
-        places.add_metric((*labels, str(place)), value)
-    yield places
-    sources = CounterMetricFamily(
-        "plait:draft_tokens",
-        "Drafts verified, by source and what became of them.",
-        labels=(*_LABELS, "source", "outcome"),
-    )
-    for source, (num_verified, num_held) in sorted(stats.drafts.items()):
-        sources.add_metric((*labels, source, "accepted"), num_held)
-        sources.add_metric((*labels, source, "rejected"), num_verified - num_held)
-    yield sources
 
 
 def _cache_info(config: EngineConfig, labels: tuple[str, ...]) -> Metric:

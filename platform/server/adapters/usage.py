@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from plait.adapters.info import AdapterState
+from plait.platform.server.responses import SpeculationDetails
 
 if TYPE_CHECKING:
     from plait.adapters.registry import AdapterRegistry, Named
     from plait.platform.messages import Stats
     from plait.platform.server.access import Access
     from plait.platform.server.client import EngineClient
+    from plait.platform.server.responses import Usage
 
 MAX_LABELS = 256
 OTHER = "other"
@@ -34,6 +36,7 @@ class Tally:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_running: int = 0  # requests that have not ended
+    drafts: dict[str, list[int]] = field(default_factory=dict)  # source → [verified, output]
 
 
 class AdapterUsage:
@@ -50,15 +53,19 @@ class AdapterUsage:
             tally.num_requests += num_requests
             tally.num_running += num_requests
 
-    def ended(
-        self, names: Iterable[str], num_requests: int, prompt_tokens: int, generation_tokens: int
-    ) -> None:
+    def ended(self, names: Iterable[str], num_requests: int, usage: Usage) -> None:
         """They have ended, with so many tokens in all."""
+        speculation = usage.completion_tokens_details.speculation
         for name in names:
             tally = self._tally(name)
             tally.num_running = max(0, tally.num_running - num_requests)
-            tally.prompt_tokens += prompt_tokens
-            tally.generation_tokens += generation_tokens
+            tally.prompt_tokens += usage.prompt_tokens
+            tally.generation_tokens += usage.completion_tokens
+            if isinstance(speculation, SpeculationDetails):
+                for source, counts in speculation.by_source.items():
+                    sums = tally.drafts.setdefault(source, [0, 0])
+                    sums[0] += counts.drafted
+                    sums[1] += counts.accepted
 
     def tallies(self) -> dict[str, Tally]:
         """By label; those of adapters that are gone have ended."""
@@ -173,15 +180,25 @@ def _by_adapter(
 
 
 def _used(tallies: dict[str, Tally]) -> Iterator[Metric]:
-    for field, name, text in (
+    for attribute, name, text in (
         ("num_requests", "plait:adapter_requests", "Requests by adapter."),
         ("prompt_tokens", "plait:adapter_prompt_tokens", "Prompt tokens by adapter."),
         ("generation_tokens", "plait:adapter_generation_tokens", "Generated tokens by adapter."),
     ):
         counter = CounterMetricFamily(name, text, labels=("adapter",))
         for adapter, tally in tallies.items():
-            counter.add_metric((adapter,), getattr(tally, field))
+            counter.add_metric((adapter,), getattr(tally, attribute))
         yield counter
+    drafts = CounterMetricFamily(
+        "plait:adapter_draft_tokens",
+        "Drafts verified by adapter, of requests that have ended.",
+        labels=("adapter", "source", "outcome"),
+    )
+    for adapter, tally in tallies.items():
+        for source, (num_verified, num_output) in sorted(tally.drafts.items()):
+            drafts.add_metric((adapter, source, "accepted"), num_output)
+            drafts.add_metric((adapter, source, "rejected"), num_verified - num_output)
+    yield drafts
 
 
 def _engine(stats: Stats) -> Iterator[Metric]:
