@@ -1,9 +1,8 @@
-"""Whether a head that has to see every row shall go along with a sequence.
+"""Whether a draft source shall spend on what pays only later.
 
-Going along costs about a layer in each step, from the first token of the prompt on, and pays only
-later, if at all. So it is tried on whatever comes first, until enough of its drafts were judged;
-from then on it goes along as long as it earns what it costs. A head that does not is tried anew,
-for one hundredth of the time.
+A head spends on going along, from the first token of a prompt on; a draft model on catching up. It is tried on whatever comes first, until enough of its drafts were judged; from then on it goes
+on as long as it earns what it costs. A source that does not is tried anew, for one hundredth of
+the time.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ _DECAY = 0.5 ** (1 / HALF_LIFE)
 
 
 class Following:
-    """Costs and gains of one head, fading."""
+    """Costs and gains of one source, fading."""
 
     def __init__(self) -> None:
         self._cost_s = self._gain_s = self._elapsed_s = 0.0
         self._num_judged = 0
 
     def step(self, seconds: float, *, cost_s: float, gain_s: float, num_judged: int) -> None:
-        """A step took `seconds`, going along `cost_s` beside it; drafts gained `gain_s`."""
+        """A step took `seconds`; `cost_s` was spent beside it, and drafts gained `gain_s`."""
         self._elapsed_s = self._elapsed_s * _DECAY + seconds
         self._cost_s = self._cost_s * _DECAY + cost_s
         self._gain_s = self._gain_s * _DECAY + gain_s
@@ -31,12 +30,12 @@ class Following:
 
     @property
     def takes_on(self) -> bool:
-        """Whether to go along with a sequence that begins."""
+        """Whether to spend on a sequence for the first time."""
         return self._pays(SHARE)
 
     @property
     def stays(self) -> bool:
-        """Whether to go on with one that it goes along with."""
+        """Whether to go on spending on one."""
         return self._pays(SHARE + SLACK)
 
     def _pays(self, share: float) -> bool:

@@ -23,9 +23,8 @@ from plait.platform.core import SequenceState
 from plait.platform.strand import Strand
 from plait.speculative.acceptance import Whose
 from plait.speculative.budget import Load
-from plait.speculative.cost import StepCost
 from plait.speculative.economy import Economy, Offer, split
-from plait.speculative.following import Following
+from plait.speculative.model_drafts import ModelDrafts, Rival
 from plait.speculative.source import Draft, Want
 from plait.speculative.tally import (
     AT_ITS_END,
@@ -63,30 +62,21 @@ class Constraints(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Rival:
-    """What the draft model may be asked, and what it competes with."""
-
-    place: int  # among all that want drafts
-    want: Want
-    forced: tuple[Draft, ...]
-    text: tuple[Draft, ...]  # behind what is forced
-
-
 @dataclass(slots=True)
 class _State:
     """What is known of one sequence until it ends."""
 
     whose: Whose
     offer: Offer | None = None  # what its drafts were taken from
-    is_followed: bool | None = None  # by the head; None: not asked yet
     accepting: deque[str] = field(default_factory=deque)  # sources of drafts that hold
 
 
 class Speculator(Strand):
     """Implements `platform.drafting.Drafter`. It is a strand too, so as to see what comes of it.
 
-    `texts` are asked in turn for what follows; the longest that promises most wins.
+    `texts` are asked in turn for what follows; the longest that promises most wins. `draws`: the
+    model's drafts may be for rejection sampling. How many of these are verified is settled before
+    any is drawn.
     """
 
     def __init__(  # noqa: PLR0913 (its sources, each of which may be missing)
@@ -99,6 +89,7 @@ class Speculator(Strand):
         texts: SequenceOf[TextSource] = (),
         model: ModelSource | None = None,
         head: TappedSource | None = None,
+        draws: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._economy = economy
@@ -106,20 +97,19 @@ class Speculator(Strand):
         self._vocab_size = vocab_size
         self._constraints = constraints
         self._texts = tuple(texts)
-        self._model = model or head
-        self._head = head
-        self._following = Following()
-        self._ingest_s = 0.0  # in this step
-        self._gained_s = 0.0  # by drafts of the head, until the last step
-        self._num_judged = 0
-        self._model_cost = StepCost()
+        self._tally = Tally()
+        source = model or head
+        self._model = (
+            None if source is None else ModelDrafts(source, economy, self._tally, head=head)
+        )
+        self._draws = draws
+        self._ingest_s = 0.0  # in this step, by a head
         self._clock = clock
         self._states: dict[int, _State] = {}
         self._prompt_rows = 0  # of the last plan
         self._calibration: deque[int] = deque()  # drafts that the next steps are to verify
         self._is_calibrating = False
         self._faults_in_a_row = 0
-        self._tally = Tally()
 
     # --- before a plan ---
 
@@ -167,7 +157,7 @@ class Speculator(Strand):
             return
         chains = [self._text(want) for want in wants]
         if self._model is not None:
-            self._ask_model(self._model, wants, chains)
+            self._ask_model(self._model, wants, chains, room)
         offers: list[tuple[Sequence, Offer]] = []
         for want, chain in zip(wants, chains, strict=True):
             legal = self._legal(want.sequence, chain)
@@ -177,13 +167,24 @@ class Speculator(Strand):
                 state = self._state(want.sequence)
                 state.offer = Offer(whose=state.whose, drafts=legal)
                 offers.append((want.sequence, state.offer))
-        counts = self._economy.choose([offer for _, offer in offers], max_rows=room)
+        counts = self._choose([offer for _, offer in offers], room)
         for (sequence, offer), count in zip(offers, counts, strict=True):
             tokens = [token for draft in offer.drafts for token in draft.tokens]
             sequence.drafts[:] = tokens[:count]
+            if self._draws:
+                sequence.draft_probs[:] = offer.drafts[0].probs[:count]
             self._tally.cut(offer.drafts, count, by=NOT_WORTH_IT)
             if not count:
                 self._tally.undrafted(NOT_WORTH_IT)
+
+    def _choose(self, offers: SequenceOf[Offer], room: int) -> list[int]:
+        """How many tokens of each offer to verify: all of what was drawn, else what is worth it."""
+        drawn = [offer.num_tokens if offer.drafts[0].probs else 0 for offer in offers]
+        if not any(drawn):
+            return self._economy.choose(offers, max_rows=room)
+        others = [o for o, num in zip(offers, drawn, strict=True) if not num]
+        chosen = iter(self._economy.choose(others, max_rows=room - sum(drawn)))
+        return [num or next(chosen) for num in drawn]
 
     def _want(self, sequence: Sequence) -> Want:
         """How many drafts could be of use: all may hold, and one token more comes with them."""
@@ -212,7 +213,8 @@ class Speculator(Strand):
         found = [d for d in (self._ask_text(text, rest) for text in self._texts) if d is not None]
         if not found:
             return chain
-        return (*chain, max(found, key=lambda draft: self._promise(want.sequence, (draft,))))
+        whose = self._state(want.sequence).whose
+        return (*chain, max(found, key=lambda draft: self._promise(whose, (draft,))))
 
     def _ask_text(self, text: TextSource, want: Want) -> Draft | None:
         began = self._clock()
@@ -220,9 +222,8 @@ class Speculator(Strand):
         self._tally.drafting(text.name, self._clock() - began)
         return draft
 
-    def _promise(self, sequence: Sequence, chain: tuple[Draft, ...]) -> float:
+    def _promise(self, whose: Whose, chain: tuple[Draft, ...]) -> float:
         """Tokens that drafts are expected to bring."""
-        whose = self._state(sequence).whose
         promised, reached = 0.0, 1.0
         for draft in chain:
             survival = self._economy.acceptance.survival(whose, draft)
@@ -231,55 +232,22 @@ class Speculator(Strand):
         return promised
 
     def _ask_model(
-        self, model: ModelSource, wants: SequenceOf[Want], chains: list[tuple[Draft, ...]]
+        self,
+        model: ModelDrafts,
+        wants: SequenceOf[Want],
+        chains: list[tuple[Draft, ...]],
+        room: int,
     ) -> None:
-        """Replace what stands behind forced text in `chains` where the model promises more."""
-        rivals: list[_Rival] = []
+        rivals: list[Rival] = []
         for place, (want, chain) in enumerate(zip(wants, chains, strict=True)):
-            rival = self._rival(model, place, want, chain)
+            forced = chain[:1] if chain and chain[0].source == FORCED else ()
+            after = forced[0].tokens if forced else ()
+            rest = replace(want, after=after, limit=want.limit - len(after))
+            whose = self._state(want.sequence).whose
+            rival = model.rival(place, whose, rest, forced, chain[len(forced) :])
             if rival is not None:
                 rivals.append(rival)
-        lag = sum(model.lag(rival.want.sequence) for rival in rivals)
-        depths = self._economy.depths(
-            model.name,
-            [(self._state(rival.want.sequence).whose, rival.want.limit) for rival in rivals],
-            self._model_cost.seconds,
-            start_seconds=self._model_cost.seconds(lag) if lag else 0.0,
-        )
-        asked = [
-            replace(rival, want=replace(rival.want, limit=depth))
-            for rival, depth in zip(rivals, depths, strict=True)
-            if depth
-        ]
-        if not asked:
-            return
-        drafts = model.propose([rival.want for rival in asked])
-        self._economy.ledger.spend(model.name, model.last.seconds)
-        self._tally.drafting(model.name, model.last.seconds)
-        if model.last.num_forwards:
-            num_rows = round(model.last.num_rows / model.last.num_forwards)
-            self._model_cost.measured(num_rows, model.last.seconds / model.last.num_forwards)
-        for rival, draft in zip(asked, drafts, strict=True):
-            if draft is not None and draft.tokens:
-                sequence = rival.want.sequence
-                if self._promise(sequence, (draft,)) > self._promise(sequence, rival.text):
-                    chains[rival.place] = (*rival.forced, draft)
-
-    def _rival(
-        self, model: ModelSource, place: int, want: Want, chain: tuple[Draft, ...]
-    ) -> _Rival | None:
-        """What the model could be asked in place of a chain; None where the chain promises more."""
-        forced = chain[:1] if chain and chain[0].source == FORCED else ()
-        after = forced[0].tokens if forced else ()
-        rest = replace(want, after=after, limit=want.limit - len(after))
-        if rest.limit <= 0 or not model.takes(want.sequence):
-            return None
-        text = chain[len(forced) :]
-        whose = self._state(want.sequence).whose
-        expected = self._economy.acceptance.expected(whose, model.name, rest.limit)
-        if sum(expected) <= self._promise(want.sequence, text):
-            return None
-        return _Rival(place, rest, forced, text)
+        model.improve(rivals, chains, self._promise, max_rows=room if self._draws else None)
 
     def _legal(self, sequence: Sequence, chain: tuple[Draft, ...]) -> tuple[Draft, ...]:
         """Cut where the vocabulary or the grammar has no such token."""
@@ -311,37 +279,28 @@ class Speculator(Strand):
     # --- while it is computed ---
 
     def follows(self, sequence: Sequence) -> bool:
-        """Whether the head shall go along with a sequence; not where nobody wants drafts."""
-        said = sequence.request.speculation
-        if not said.enabled or said.max_tokens == 0:
-            return False
-        state = self._state(sequence)
-        if state.is_followed is None:
-            state.is_followed = self._following.takes_on
-        elif not self._following.stays:
-            state.is_followed = False  # for good: the head would lack what it did not see
-        return state.is_followed
+        """Whether a head shall go along with a sequence."""
+        return self._model is not None and self._model.follows(sequence)
 
     def taps(self, plan: StepPlan) -> tuple[int, ...]:
         """See `Drafter.taps`."""
-        if self._head is None or not self._head.wants_taps(plan):
-            return ()
-        return self._head.taps
+        return () if self._model is None else self._model.taps(plan)
 
     def ingest(
         self, plan: StepPlan, batch: StepBatch, taps: torch.Tensor | None, result: StepResult
     ) -> None:
         """See `Drafter.ingest`."""
-        if self._head is not None:
-            self._ingest_s += self._head.ingest(plan, batch, taps, result)
+        if self._model is not None:
+            self._ingest_s += self._model.ingest(plan, batch, taps, result)
 
     # --- after it ---
 
     def computed(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """See `Drafter.computed`: learn how drafts fared, and what the step cost."""
+        seconds -= self._ingest_s
+        self._ingest_s = 0.0
         if self._is_calibrating:
-            self._economy.cost.measured(plan.num_rows, seconds - self._ingest_s)
-            self._ingest_s = 0.0
+            self._economy.cost.measured(plan.num_rows, seconds)
             return
         for span, outcome in zip(plan.spans, result.spans, strict=True):
             state = self._states.get(span.sequence.seq_id)
@@ -361,21 +320,9 @@ class Speculator(Strand):
         self._prompt_rows = load.num_prompt_rows
         if load.num_decoding:
             self._tally.stepped(sum(len(span.drafts) for span in plan.spans))
-        self._economy.end(load, plan.num_rows, seconds - self._ingest_s)
-        if self._head is not None:
-            self._judge_head(self._head.name, seconds)
-
-    def _judge_head(self, name: str, seconds: float) -> None:
-        cost_s, earned_s = self._economy.ledger.report().get(name, (0.0, 0.0))
-        judged = self._tally.num_verified(name)
-        self._tally.following(name, self._ingest_s)
-        self._following.step(
-            seconds - self._ingest_s,
-            cost_s=self._ingest_s,
-            gain_s=earned_s - cost_s - self._gained_s,
-            num_judged=judged - self._num_judged,
-        )
-        self._gained_s, self._num_judged, self._ingest_s = earned_s - cost_s, judged, 0.0
+        self._economy.end(load, plan.num_rows, seconds)
+        if self._model is not None:
+            self._model.settle(seconds)
 
     def forget(self, generation: str) -> None:
         """See `Drafter.forget`."""
@@ -429,6 +376,14 @@ class Speculator(Strand):
             **self._tally.figures,
             "foreseen_over_taken": self._economy.foreseen_over_taken,
         }
+
+
+def _within(depths: list[int], room: int) -> list[int]:
+    """Depths of which there are no more than `room` in all, the deepest cut first."""
+    depths = list(depths)
+    while sum(depths) > max(room, 0):
+        depths[depths.index(max(depths))] -= 1
+    return depths
 
 
 def _load_of(plan: StepPlan) -> Load:

@@ -44,11 +44,17 @@ def speculator(profile: Mapping[int, float] = FREE_ROWS, **parts: Any) -> Specul
     )
 
 
+def set_economy(drafter: Speculator, economy: Economy) -> None:
+    drafter._economy = economy
+    if drafter._model is not None:
+        drafter._model._economy = economy
+
+
 def draft_whatever_it_costs(engine: Engine) -> Speculator:
     """Have an engine that was started as usual draft as though rows were free."""
     drafter = engine._drafter
     assert isinstance(drafter, Speculator)
-    drafter._economy = Economy(FixedCost(FREE_ROWS))
+    set_economy(drafter, Economy(FixedCost(FREE_ROWS)))
     return drafter
 
 
