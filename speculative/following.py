@@ -1,6 +1,7 @@
 """Whether a draft source shall spend on what pays only later.
 
-A head spends on going along, from the first token of a prompt on; a draft model on catching up. It is tried on whatever comes first, until enough of its drafts were judged; from then on it goes
+A head spends on going along, from the first token of a prompt on; a draft model on catching up.
+It is tried on whatever comes first, until enough of its drafts were judged; from then on it goes
 on as long as it earns what it costs. A source that does not is tried anew, for one hundredth of
 the time.
 """
