@@ -627,9 +627,11 @@ async def test_a_forbidden_adapter_is_answered_like_an_unknown_one(engine, folde
     keys = (Grant(key="few", adapters=("s*",), weight=2.0), Grant(key="none", adapters=()))
     app = make_app(engine, grants=keys, admin_key="boss", adapter_dir=str(folder.parent))
     few, none = {"x-api-key": "few"}, {"x-api-key": "none"}
+    engine.drafts = {"ngram": (9, 5)}
     async with http_client(app) as http:
         for name in ("sql", "tone"):
             await load(http, name)
+            await ask(http, model=name, headers=ADMIN)
         generation = (await ask(http, model="sql", headers=few))["adapter_generation"]
         for way in ({"model": "{}"}, {"adapter": "{}"}, {"model": "fake-model:{}"}):
             texts = set()
@@ -749,11 +751,15 @@ async def test_where_a_trainer_had_its_base_is_not_told(server, engine, folder, 
 
 async def test_series_of_an_adapter_end_with_it_and_not_with_its_requests(server, engine):
     generation = (await load(server))["generation"]
+    engine.drafts = {"ngram": (9, 5)}
     await ask(server, model="sql", max_tokens=4)
     text = (await server.get("/metrics")).text
     assert 'plait:adapter_resident{adapter="sql",level="device"} 1.0' in text
     assert 'plait:adapter_requests_total{adapter="sql"} 1.0' in text
     assert 'plait:adapter_generation_tokens_total{adapter="sql"} 4.0' in text
+    for outcome, num in (("accepted", 5), ("rejected", 4)):
+        labels = f'adapter="sql",outcome="{outcome}",source="ngram"'
+        assert f"plait:adapter_draft_tokens_total{{{labels}}} {num}.0" in text
     assert f'generation="{generation}"' in text
     assert 'vllm:lora_requests_info{max_lora="1024",running_lora_adapters=""' in text
     await unload(server)

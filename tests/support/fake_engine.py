@@ -128,6 +128,7 @@ class FakeEngine:
         self.unhealthy_reason = ""
         self.reply: Callable[[Request, int], str] = lambda _request, _index: REPLY
         self.split: Callable[[int], list[int]] = lambda num_tokens: [1] * num_tokens
+        self.drafts: dict[str, tuple[int, int]] = {}  # of each answer: source → verified, output
         self.gate: asyncio.Event | None = None
         self.raise_first: Exception | None = None
         self.fail_after: tuple[int, Event | Exception] | None = None
@@ -245,6 +246,7 @@ class FakeEngine:
                 num_prompt_tokens=len(request.prompt_token_ids),
                 num_output_tokens=num_done,
                 num_cached_tokens=len(request.prompt_token_ids) // 16 * 16,
+                draft_counts=tuple((s, *counts) for s, counts in sorted(self.drafts.items())),
             )
             prompt_logprobs = None
 
