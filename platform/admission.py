@@ -29,7 +29,12 @@ def sequence_seed(seed: int, index: int) -> int:
 
 
 def check_request(
-    request: Request, max_total_tokens: int, *, max_model_len: int, slots_alone: int
+    request: Request,
+    max_total_tokens: int,
+    *,
+    max_model_len: int,
+    slots_alone: int,
+    takes_images: bool = False,
 ) -> None:
     """Refuse what can never be served, with the numbers.
 
@@ -38,16 +43,21 @@ def check_request(
         max_total_tokens: prompt and output together.
         max_model_len: the context's length.
         slots_alone: tokens of the request whose KV fits when it is alone.
+        takes_images: whether images are served.
 
     Raises:
         ContextLengthExceeded: too long for the context or for the KV blocks.
         BadRequest: it has no prompt, or adapters that cannot be combined.
-        Unsupported: it has images.
+        Unsupported: it has images, and none are served.
     """
     _check_adapters(request)
     num_prompt, limit = len(request.prompt_token_ids), max_model_len
-    if request.images:
-        raise Unsupported("images are not served yet", param="images")
+    if request.images and not takes_images:
+        raise Unsupported(
+            "this engine takes no images: its model has no vision, or it was started with "
+            "--encoder-cache-memory 0",
+            param="messages",
+        )
     if not num_prompt:
         raise BadRequest("the prompt is empty", param="prompt")
     wants_output = max_total_tokens > num_prompt

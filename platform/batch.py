@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from plait.platform.image_rows import image_runs
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Sequence as SequenceOf
@@ -49,8 +51,8 @@ class StepBatch:
     ranges: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), np.int32))  # int32 [N, 3]
 
 
-def build(plan: StepPlan, block_size: int) -> StepBatch:
-    """Lay a plan out flat, span after span.
+def build(plan: StepPlan, block_size: int, *, images: bool = True) -> StepBatch:
+    """Lay a plan out flat, span after span; without `images`, as if all their tokens were text.
 
     The sequences are as they were when the plan was made. A row without a block of its own would
     be written where nobody looks for it, so that raises ValueError.
@@ -68,7 +70,7 @@ def build(plan: StepPlan, block_size: int) -> StepBatch:
     # A span's sampled rows are its last: one step back from its end for each sample.
     span_of_sample = np.repeat(np.arange(len(spans)), num_samples)
     back = (query_start - sample_start)[1:]
-    return StepBatch(
+    batch = StepBatch(
         token_ids=_int64(chain.from_iterable(_tokens(span) for span in spans)),
         positions=positions,
         query_start=query_start.astype(np.int32),
@@ -81,6 +83,45 @@ def build(plan: StepPlan, block_size: int) -> StepBatch:
         image_rows=np.zeros(0, np.int64),
         num_drafts=_int64(len(span.drafts) for span in spans).astype(np.int32),
     )
+    if images and any(span.sequence.request.images for span in spans):
+        return _with_images(batch, spans)
+    return batch
+
+
+def _with_images(batch: StepBatch, spans: SequenceOf[Span]) -> StepBatch:
+    first_rows = batch.query_start[:-1].tolist()
+    rows, ranges = [np.zeros(0, np.int64)], []
+    for s, (span, first) in enumerate(zip(spans, first_rows, strict=True)):
+        request, start, stop = span.sequence.request, span.start, span.start + span.num_tokens
+        for run in image_runs(request, start, stop):
+            at = first + run.start - start
+            rows.append(np.arange(at, at + run.length))
+        ranges += [(s, *met) for met in request.spans if met[0] < stop and met[1] > start]
+    return replace(
+        batch,
+        positions=_grid_positions(batch.positions, spans, first_rows),
+        image_rows=np.concatenate(rows),
+        ranges=np.array(ranges, np.int32).reshape(-1, 3),
+    )
+
+
+def _grid_positions(
+    index: np.ndarray, spans: SequenceOf[Span], first_rows: SequenceOf[int]
+) -> np.ndarray:
+    """`index` where no request brings positions of its own; else [3, T], of text equal rows."""
+    if not any(span.sequence.request.positions for span in spans):
+        return index
+    positions = np.tile(index, (3, 1))
+    for span, first in zip(spans, first_rows, strict=True):
+        request = span.sequence.request
+        if not request.positions:
+            continue
+        num_known = max(0, min(len(request.prompt_token_ids) - span.start, span.num_tokens))
+        known = np.frombuffer(request.positions, np.int32).reshape(3, -1)
+        behind = first + num_known
+        positions[:, first:behind] = known[:, span.start : span.start + num_known]
+        positions[:, behind : first + span.num_tokens] += request.position_delta
+    return positions
 
 
 def _int64(values: Iterable[int]) -> np.ndarray:

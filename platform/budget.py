@@ -19,6 +19,8 @@ WORKSPACE_BYTES = 256 << 20  # activations and logits slices of a step, allocato
 ADAPTER_SHARE = 20  # adapters that can run get this part of the budget …
 MAX_ADAPTER_BYTES = 512 << 20  # … and not more than this, unless asked for
 HOST_FACTOR = 4  # adapters that wait to run, in bytes of those that can
+ENCODER_SHARE = 10  # embeddings of images get this part of the budget …
+MAX_ENCODER_BYTES = 512 << 20  # … and not more than this, unless asked for
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
 
 
@@ -41,6 +43,7 @@ class Fit:
     kv_bytes: int  # the draft model's too
     adapter_bytes: int = 0  # of adapters that are placed; 0: none are served
     adapter_host_bytes: int = 0  # of adapters that wait to be
+    encoder_bytes: int = 0  # of images' embeddings; 0: no images are served
 
 
 def available_bytes() -> int:
@@ -78,7 +81,7 @@ def fit(
     _check(options)
     scheduler = _bounds(options, model)
     sizes = _Sizes(options.block_size, kv_dtype, groups, scheduler, draft)
-    shares = _share(options, available)
+    shares = _share(options, model, available)
     budget = shares.kv
     longest = sizes.longest_sequence(budget)
     if longest < min(2 * options.block_size, scheduler.max_model_len):
@@ -117,6 +120,7 @@ def fit(
         kv_bytes=sizes.bytes_for(tokens),
         adapter_bytes=shares.adapters,
         adapter_host_bytes=shares.adapters_host,
+        encoder_bytes=shares.encoder,
     )
     arithmetic = _arithmetic(options, model, shares, chosen)
     if draft is not None:
@@ -126,12 +130,13 @@ def fit(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shares:
-    """The one budget, as it is divided: KV gets what adapters leave."""
+    """The one budget, as it is divided: KV gets what adapters and images leave."""
 
     available: int
     kv: int
     adapters: int
     adapters_host: int
+    encoder: int
 
 
 def _check(options: Options) -> None:
@@ -141,7 +146,7 @@ def _check(options: Options) -> None:
             raise ConfigError(f"{_flag(name)} must be at least 1, got {value}", param=name)
     if options.max_num_queued_reqs is not None and options.max_num_queued_reqs < 0:
         raise ConfigError("--max-num-queued-reqs must be at least 0", param="max_num_queued_reqs")
-    for name in ("adapter_memory_bytes", "adapter_host_bytes"):
+    for name in ("adapter_memory_bytes", "adapter_host_bytes", "encoder_cache_bytes"):
         value = getattr(options, name)
         if value is not None and value < 0:
             raise ConfigError(f"{_flag(name)} must be at least 0, got {value}", param=name)
@@ -158,6 +163,7 @@ def _flag(name: str) -> str:
         "kv_cache_bytes": "--kv-cache-memory",
         "adapter_memory_bytes": "--adapter-memory",
         "adapter_host_bytes": "--adapter-host-memory",
+        "encoder_cache_bytes": "--encoder-cache-memory",
     }
     return known.get(name, "--" + name.replace("_", "-"))
 
@@ -190,8 +196,8 @@ def _bounds(options: Options, model: ModelInfo) -> SchedulerConfig:
     )
 
 
-def _share(options: Options, available: int) -> _Shares:
-    """Divide what is free: workspace, adapters, KV. On a CPU adapters of both tiers lie there."""
+def _share(options: Options, model: ModelInfo, available: int) -> _Shares:
+    """Divide what is free: workspace, images, adapters, KV. On a CPU all of it lies there."""
     workspace = min(WORKSPACE_BYTES, available // 4)
     most = max(available - workspace, 0)
     usual = max(int(available * options.memory_utilization) - workspace, 0)
@@ -203,6 +209,8 @@ def _share(options: Options, available: int) -> _Shares:
             f"--kv-cache-memory {_flag_value(most, up=False)}",
             param="kv_cache_memory",
         )
+    encoder = _encoder_bytes(options, model, usual=usual, left=most - (kv or 0))
+    usual, most = max(usual - encoder, 0), most - encoder
     device, host = _adapter_bytes(options, usual=usual, left=most - (kv or 0))
     if device + host > most - (kv or 0):
         beside = "" if kv is None else f", beside --kv-cache-memory {human(kv)},"
@@ -213,7 +221,40 @@ def _share(options: Options, available: int) -> _Shares:
         )
     if kv is None:
         kv = max(min(usual - device, most - device - host), 0)
-    return _Shares(available=available, kv=kv, adapters=device, adapters_host=host)
+    return _Shares(
+        available=available, kv=kv, adapters=device, adapters_host=host, encoder=encoder
+    )
+
+
+def bytes_per_embedding(model: ModelInfo) -> int:
+    """Of one embedding of an image, with all its levels; 0 where the model has no vision."""
+    if model.vision is None:
+        return 0
+    return model.vision.hidden_size * model.vision.num_levels * BYTES_PER_VALUE[model.dtype]
+
+
+def _encoder_bytes(options: Options, model: ModelInfo, *, usual: int, left: int) -> int:
+    """Bytes for images' embeddings: what is asked for, else a share that fits what is left."""
+    asked, each = options.encoder_cache_bytes, bytes_per_embedding(model)
+    if not each:
+        if asked:
+            raise ConfigError(
+                "--encoder-cache-memory is for embeddings of images, and this model takes none: "
+                "leave it out",
+                param="encoder_cache_bytes",
+            )
+        return 0
+    if asked is None:
+        share = min(usual // ENCODER_SHARE, MAX_ENCODER_BYTES, left)
+        return share if share >= each else 0
+    if asked > left or 0 < asked < each:
+        least = "one embedding takes" if asked < each else "of which is free"
+        raise ConfigError(
+            f"--encoder-cache-memory {human(asked)} cannot hold: {least} "
+            f"{human(each if asked < each else max(left, 0))}",
+            param="encoder_cache_bytes",
+        )
+    return asked
 
 
 def _adapter_bytes(options: Options, *, usual: int, left: int) -> tuple[int, int]:
@@ -299,7 +340,7 @@ def _arithmetic(options: Options, model: ModelInfo, shares: _Shares, fit: Fit) -
     per_token = fit.kv_bytes / max(cache.num_tokens, 1)
     how = (
         f"{options.memory_utilization:.0%} of it, less {human(WORKSPACE_BYTES)} to work with "
-        "and adapters"
+        "and what else is named here"
         if options.kv_cache_bytes is None
         else "asked for"
     )
@@ -307,6 +348,7 @@ def _arithmetic(options: Options, model: ModelInfo, shares: _Shares, fit: Fit) -
     lines = [
         f"weights {human(model.weight_bytes)}; free beside them {human(shares.available)}",
         _adapter_arithmetic(options, shares),
+        *_encoder_arithmetic(options, model, shares),
         f"KV at most {human(shares.kv)} ({how}); taken {human(fit.kv_bytes)}",
         f"{cache.num_tokens:,} tokens of KV at {per_token_text}",
         f"context {scheduler.max_model_len:,} tokens: {num_sequences:.1f} full sequences at once",
@@ -336,6 +378,23 @@ def _adapter_arithmetic(options: Options, shares: _Shares) -> str:
     return (
         f"adapters at most {human(shares.adapters)} ({how}), "
         f"and {human(shares.adapters_host)} for those that wait to run"
+    )
+
+
+def _encoder_arithmetic(options: Options, model: ModelInfo, shares: _Shares) -> tuple[str, ...]:
+    each = bytes_per_embedding(model)
+    if not each:
+        return ()
+    num_tokens = shares.encoder // each
+    if not num_tokens:
+        asked = options.encoder_cache_bytes == 0
+        return ("no images: " + ("as asked for" if asked else "no memory is left for them"),)
+    how = f"1/{ENCODER_SHARE} of the budget, {human(MAX_ENCODER_BYTES)} at most"
+    if options.encoder_cache_bytes is not None:
+        how = "asked for"
+    return (
+        f"embeddings of images {human(shares.encoder)} ({how}): {num_tokens:,} of {human(each)}; "
+        "an image that takes more is refused",
     )
 
 

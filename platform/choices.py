@@ -22,7 +22,7 @@ class Chosen:
 class Choices:
     """A plan in the making: rows can still be taken back when a sequence parks or ends."""
 
-    budget: int
+    budget: int  # below 0 where the last chosen had to be computed whole
     chosen: dict[int, Chosen] = field(default_factory=dict)
     preempted: dict[int, Sequence] = field(default_factory=dict)
     finished: list[Sequence] = field(default_factory=list)

@@ -32,6 +32,7 @@ class Options:
     adapter_memory_bytes: int | None = None  # placed adapters; None: a share of the budget
     adapter_host_bytes: int | None = None  # adapters in host memory; None: 4 times the above
     max_adapter_rank: int = 256
+    encoder_cache_bytes: int | None = None  # embeddings of images; None: a share of the budget
     adapter_drain_s: float = 2.0  # an adapter that waits longer makes room for itself
     speculation: str = "auto"  # auto | off
     draft_model: str | None = None  # directory or hub id of a draft model or EAGLE-3 head

@@ -228,6 +228,8 @@ class Engine:
     def _compute_alone(self, plan: StepPlan, span: Span) -> SpanResult:
         try:
             return self._forward(replace(plan, spans=(span,))).spans[0]
+        except PlaitError as error:
+            return SpanResult(error=error.message, error_code=error.code)
         except Exception as error:
             log.exception("request %s failed", span.sequence.request.request_id)
             return SpanResult(error=f"computing this request failed ({type(error).__name__})")
@@ -237,11 +239,12 @@ class Engine:
         if batch.adapter_segments:
             self._counts["adapter_rows"] += _num_rows(batch.adapter_segments)
         masks = self._strands.stage(plan)
+        embeds = self._strands.embeds(plan)
         taps, wanted = None, self._drafter.taps(plan)
         if wanted:
-            hidden, taps = self._executor.forward_tapped(batch, wanted)
+            hidden, taps = self._executor.forward_tapped(batch, wanted, embeds)
         else:
-            hidden = self._executor.forward(batch)
+            hidden = self._executor.forward(batch, embeds)
         result = self._sampler.sample(plan, batch, hidden, self._executor, masks)
         self._drafter.ingest(plan, batch, taps, result)
         return result

@@ -11,6 +11,10 @@ verify, and a number of computed tokens; `plan` lets the last chase the others:
     3  waiting sequences for which all strands are ready, and all   by priority, then fair shares
        of whose known tokens get blocks                             (`fairness`)
 
+A chunk ends before a span of `Request.spans`, or covers it whole, if need be beyond the budget: one
+step at most is so much longer. It also ends before what a strand has no room for in this step
+(`Strand.fit`), and so may be empty: then its sequence runs, and gets no row.
+
 A sequence that a strand is not ready for is passed over, and all of its flow with it; one that
 lacks blocks is not: nobody overtakes it. A waiting sequence comes before chunks of a strictly worse
 priority, and may park sequences of it to get a place or blocks. What a strand refuses ends its
@@ -20,7 +24,8 @@ Why everyone finishes. Say that something runs. Who needs a block takes it from 
 else from the running one of worst priority that has computed least, which then parks. So the
 running sequence of best priority that has computed most is never parked to serve another of its
 kind, and it fits alone, as `add` made sure: it goes on until it ends. Between equals nobody parks
-another to be admitted.
+another to be admitted. Where a strand lets it have no row, others that hold what it waits for have
+theirs, until they need no more of it; and one that had to park instead lets go of it.
 
 Say that nothing runs, and something waits. Either the first that is asked is ready: all others that
 hold blocks are of no better priority, so it gets what it needs of theirs, and runs. Or it is passed
@@ -65,6 +70,7 @@ from plait.platform.open_requests import OpenRequests
 from plait.platform.ordering import OrderedSequences
 from plait.platform.prompt_rows import PromptRows, contradiction
 from plait.platform.strand import Strands
+from plait.platform.unbroken import cut, least, longest
 
 if TYPE_CHECKING:
     from plait.platform.config import CacheConfig, SchedulerConfig
@@ -170,8 +176,12 @@ class Scheduler:
             request,
             max_total_tokens,
             max_model_len=self._config.max_model_len,
-            slots_alone=self._kv.slots_alone(forks=request.params.n > 1),
+            slots_alone=self._kv.slots_alone(
+                forks=request.params.n > 1, unbroken=longest(request.spans)
+            ),
+            takes_images=self._strands.takes_images,
         )
+        self._strands.check(request)
         if not self.has_room:
             raise Overloaded(
                 f"{self._requests.num_queued} requests are waiting, as many as the queue takes; "
@@ -248,8 +258,7 @@ class Scheduler:
         self._expire(step, now_s)
         self._strands.begin(now_s)
         self._waiting.begin()
-        self._choose_running(step)
-        self._choose_chunks_and_admissions(step)
+        self._choose_known(step)
         if not step.chosen and not step.finished:
             assert not self.num_unfinished or self._strands.busy, "a plan without progress"
             return None
@@ -265,16 +274,26 @@ class Scheduler:
 
     def _left_over(self, step: Choices) -> int:
         """Rows of a step that no known token wanted, whether drafts took them or nobody."""
-        if step.budget == 0:
+        if step.budget <= 0:
             kept_out = len(self._running) < self._num_slots and self._waiting.first() is not None
             if kept_out or any(step.leaves_out(sequence) for sequence in self._running):
                 return 0
-        return step.budget + sum(len(chosen.drafts) for chosen in step.chosen.values())
+        num_drafts = sum(len(chosen.drafts) for chosen in step.chosen.values())
+        return max(0, step.budget + num_drafts)
 
     def _expire(self, step: Choices, now_s: float) -> None:
         message = "the deadline passed before the answer was complete"
         for request_id in self._requests.expire(now_s):
             step.finished += self._fail(request_id, (DeadlineExceeded.code, message))
+
+    def _choose_known(self, step: Choices) -> None:
+        while True:
+            num_parked = len(step.preempted)
+            self._choose_running(step)
+            self._choose_chunks_and_admissions(step)
+            if step.chosen or step.finished or len(step.preempted) == num_parked:
+                return
+            # Who parked held what those that were asked before it had to wait for: once more.
 
     def _choose_running(self, step: Choices) -> None:
         """Sequences that lack one token: each gets its row, drafts get what is left over."""
@@ -285,6 +304,8 @@ class Scheduler:
             if sequence.state is not SequenceState.RUNNING:
                 continue  # parked for one before it
             rows_kept -= 1
+            if not self._strands.fit(sequence, 1):
+                continue
             drafts = self._usable_drafts(sequence, step.budget - rows_kept - 1)
             # Drafts are a guess: they take free blocks, but nobody's work.
             granted = self._grow(sequence, 1 + len(drafts), reclaim=False)
@@ -308,10 +329,25 @@ class Scheduler:
                 return
 
     def _choose_chunk(self, step: Choices, sequence: Sequence) -> None:
-        missing = len(sequence.tokens) - sequence.num_computed_tokens
-        granted = self._grow_or_park(step, sequence, min(missing, step.budget))
-        if granted:
-            step.choose(sequence, granted)
+        num_tokens = self._fit(step, sequence)
+        if num_tokens:
+            fewest = least(sequence.request.spans, sequence.num_computed_tokens)
+            granted = self._grow_or_park(step, sequence, num_tokens, at_least=fewest)
+            self._choose(step, sequence, granted)
+
+    def _fit(self, step: Choices, sequence: Sequence) -> int:
+        """Known tokens to compute now: within the budget, but for a span that must be whole."""
+        spans, start = sequence.request.spans, sequence.num_computed_tokens
+        num_tokens = min(len(sequence.tokens) - start, step.budget)
+        if spans:
+            num_tokens = max(cut(spans, start, num_tokens), least(spans, start))
+        return self._strands.fit(sequence, num_tokens)
+
+    def _choose(self, step: Choices, sequence: Sequence, num_tokens: int) -> None:
+        """Compute so many known tokens, or fewer where that would cut a span."""
+        num_tokens = cut(sequence.request.spans, sequence.num_computed_tokens, num_tokens)
+        if num_tokens:
+            step.choose(sequence, num_tokens)
 
     def _usable_drafts(self, sequence: Sequence, room: int) -> tuple[int, ...]:
         if not sequence.drafts:
@@ -320,19 +356,25 @@ class Scheduler:
         most = min(room, sequence.max_total_tokens - len(sequence.tokens) - 1)
         return tuple(sequence.drafts[: max(0, most)])
 
-    def _grow(self, sequence: Sequence, num_tokens: int, *, reclaim: bool) -> int:
-        """Slots for up to `num_tokens` more; how many there are now, 0 for none."""
+    def _grow(
+        self, sequence: Sequence, num_tokens: int, *, reclaim: bool, at_least: int = 1
+    ) -> int:
+        """Slots for up to `num_tokens` more; how many there are now, 0 for fewer than wanted."""
         if self._kv.covers(sequence, sequence.num_computed_tokens + num_tokens):
             return num_tokens
-        reservation = self._kv.try_grow(sequence, num_tokens, reclaim=reclaim)
+        reservation = self._kv.try_grow(
+            sequence, num_tokens, reclaim=reclaim, at_least=at_least
+        )
         if reservation is None:
             return 0
         reservation.commit()
         return reservation.num_tokens
 
-    def _grow_or_park(self, step: Choices, sequence: Sequence, num_tokens: int) -> int:
+    def _grow_or_park(
+        self, step: Choices, sequence: Sequence, num_tokens: int, *, at_least: int = 1
+    ) -> int:
         """As `_grow`, but parks running sequences for it; 0 if it had to park itself."""
-        while not (granted := self._grow(sequence, num_tokens, reclaim=True)):
+        while not (granted := self._grow(sequence, num_tokens, reclaim=True, at_least=at_least)):
             victim = max(self._running, key=_worst_first)
             self._park(step, victim)
             if victim is sequence:
@@ -375,8 +417,7 @@ class Scheduler:
         self._waiting.discard(head)
         self._running.add(head)
         head.state = SequenceState.RUNNING
-        missing = len(head.tokens) - head.num_computed_tokens
-        step.choose(head, min(missing, step.budget, reservation.num_tokens))
+        self._choose(step, head, min(self._fit(step, head), reservation.num_tokens))
         return True
 
     def _has_place_for(self, head: Sequence) -> bool:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from plait.platform.speculation import Loaded
     from plait.platform.strand import Strand
     from plait.structured.strand import GrammarStrand
+    from plait.vision.strand import VisionStrand
 
 OnPhase = Callable[[str, float], None]  # (phase, seconds); 0 seconds when it begins
 
@@ -117,6 +118,7 @@ def start_engine(
             "kv_bytes": fit.kv_bytes,
             "adapter_bytes": fit.adapter_bytes,
             "adapter_host_bytes": fit.adapter_host_bytes,
+            "encoder_bytes": fit.encoder_bytes,
         },
     )
 
@@ -144,6 +146,8 @@ def make_engine(
         beside = getattr(draft, "executor", None)  # a head takes no adapters
         pool = _adapter_pool(config.options, executor, fit, beside)
         strands.append(AdapterStrand(pool, drain_s=config.options.adapter_drain_s))
+    if fit.encoder_bytes:
+        strands.append(_vision(config, executor, fit))
     drafter = None
     if config.options.speculation == "auto":
         from plait.platform.speculation import make_speculator
@@ -151,6 +155,19 @@ def make_engine(
         drafter = make_speculator(config, grammars, draft)
         strands.append(drafter)
     return Engine(config, executor, tokenizer, strands=strands, adapters=pool, drafter=drafter)
+
+
+def _vision(config: EngineConfig, executor: Executor, fit: budget.Fit) -> VisionStrand:
+    from plait.vision.encoder_cache import EncoderCache
+    from plait.vision.strand import VisionStrand
+
+    assert config.model.vision is not None
+    return VisionStrand(
+        executor,
+        config.model.vision,
+        EncoderCache(fit.encoder_bytes),
+        bytes_per_row=budget.bytes_per_embedding(config.model),
+    )
 
 
 def _grammars(config: EngineConfig, tokenizer: Tokenizer) -> GrammarStrand:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Any, Protocol
 
-from plait.platform.core import Sequence, StepPlan
+from plait.platform.core import Request, Sequence, StepPlan
 from plait.platform.errors import PlaitError
 
 if TYPE_CHECKING:
@@ -49,11 +49,17 @@ class Strand(Protocol):
     `admit` and `release` pair up: a sequence is admitted before it runs, and released when it
     parks or ends. A parked sequence is admitted anew before it goes on.
 
-    Within a step come `stage` and `commit`; a strand that has no part there inherits what does
-    nothing.
+    Within a step come `fit`, `stage`, `embeds` and `commit`; a strand that has no part there
+    inherits what does nothing.
     """
 
+    takes_images = False  # whether requests with images are its to serve
+
     # --- whether a sequence may run ---
+
+    def check(self, request: Request) -> None:
+        """Raise `PlaitError` where a request that comes in can never be served."""
+        del request
 
     def begin(self, now_s: float) -> None:
         """A plan begins at `now_s` of the engine's clock: let what became ready take effect."""
@@ -92,10 +98,30 @@ class Strand(Protocol):
 
     # --- a step ---
 
+    def fit(self, sequence: Sequence, num_tokens: int) -> int:
+        """How many of the next `num_tokens` of a running sequence the plan may compute; 0: none.
+
+        Fewer is told where what comes next has to wait for a later step, and is never a number
+        that cuts one of `Request.spans`. As long as nobody else was told that it may compute some
+        in this plan, nor holds more of this strand than what it needs to go on, the answer is
+        more than 0.
+        """
+        del sequence
+        return num_tokens
+
     def stage(self, plan: StepPlan) -> RowMasks | None:
         """Begin what the step needs beside its forward pass; masks, where rows need some.
 
         A plan may be staged again in parts, where computing the whole of it failed.
+        """
+        del plan
+        return None
+
+    def embeds(self, plan: StepPlan) -> torch.Tensor | None:
+        """Embeddings of the step's image rows, in their order; None where it has none.
+
+        As with `stage`, a plan may come again in parts. What it raises fails the step for those
+        alone whose parts raise it again.
         """
         del plan
         return None
@@ -121,6 +147,32 @@ class Strands:
 
     def __init__(self, strands: SequenceOf[Strand]) -> None:
         self._strands = tuple(strands)
+        # A sequence that lacks one token is asked for in each step: only who has a say is.
+        self._fitting = tuple(s for s in self._strands if type(s).fit is not Strand.fit)
+
+    @property
+    def takes_images(self) -> bool:
+        """See `Strand.takes_images`."""
+        return any(strand.takes_images for strand in self._strands)
+
+    def check(self, request: Request) -> None:
+        """See `Strand.check`."""
+        for strand in self._strands:
+            strand.check(request)
+
+    def fit(self, sequence: Sequence, num_tokens: int) -> int:
+        """See `Strand.fit`; the least of all."""
+        for strand in self._fitting:
+            num_tokens = strand.fit(sequence, num_tokens)
+            if not num_tokens:
+                break
+        return num_tokens
+
+    def embeds(self, plan: StepPlan) -> torch.Tensor | None:
+        """See `Strand.embeds`. One strand alone may have some."""
+        made = [rows for s in self._strands if (rows := s.embeds(plan)) is not None]
+        assert len(made) <= 1, "embeddings of two strands"
+        return made[0] if made else None
 
     def begin(self, now_s: float) -> None:
         """See `Strand.begin`."""

@@ -255,7 +255,8 @@ class DraftModel:
         for work in works:
             self._blocks.will_write(work.state, work.start, work.end)
         hidden_rows = np.cumsum([work.end - work.start for work in works]) - 1
-        batch = build(StepPlan(step_id=0, spans=tuple(map(self._span, works))), self._block_size)
+        plan = StepPlan(step_id=0, spans=tuple(map(self._span, works)))
+        batch = build(plan, self._block_size, images=False)  # it reads text alone
         # Tokens that adapters of the target add, and placeholders, have no row here.
         batch.token_ids[batch.token_ids >= self.model.vocab_size] = 0
         hidden = self._executor.forward(batch)

@@ -221,16 +221,15 @@ class EagleSource:
         group = self._bounds.group
         spans = np.array([s for s, _ in taken])
         counts = np.array([len(behind) for _, behind in taken])
-        starts = batch.query_start[spans]
-        rows = np.concatenate(
-            [np.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]
-        )
+        rows = _runs(batch.query_start[spans], counts)
+        # Places in the sequence: the batch's positions may be those of a grid.
+        starts = (batch.seq_lens - np.diff(batch.query_start))[spans]
         return HeadRows(
             hidden=self.head.fuse(taps[torch.from_numpy(rows)]),
             token_ids=torch.tensor([token for _, behind in taken for token in behind]),
-            positions=torch.from_numpy(batch.positions[rows]),
+            positions=torch.from_numpy(_runs(starts, counts)),
             query_start=_offsets(counts),
-            seq_lens=torch.from_numpy((batch.positions[starts] + counts).astype(np.int32)),
+            seq_lens=torch.from_numpy((starts + counts).astype(np.int32)),
             slot_mapping=torch.from_numpy(batch.slot_mapping[group][rows]),
             block_table=torch.from_numpy(batch.block_tables[group][spans]),
         )
@@ -382,6 +381,13 @@ def _behind(span: Span, new: SequenceOf[int]) -> list[int]:
     tokens, first = span.sequence.tokens, span.start + 1
     known = tokens[first : first + span.num_tokens]
     return [*known, *new[: span.num_tokens - len(known)]]
+
+
+def _runs(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """int64: so many numbers from each start on."""
+    return np.concatenate(
+        [np.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]
+    ).astype(np.int64)
 
 
 def _offsets(counts: np.ndarray) -> torch.Tensor:

@@ -194,6 +194,15 @@ ADAPTER_MEMORY = (
         low=0,
     ),
 )
+VISION_MEMORY = (
+    _memory(
+        "encoder_cache_bytes",
+        'Memory for embeddings of images, such as "512MiB"; 0: no images. Default: a share.',
+        name="encoder-cache-memory",
+        kind=SIZE,
+        low=0,
+    ),
+)
 SPECULATION = (
     _draft("speculation", "Whether to draft tokens ahead.", choices=("auto", "off")),
     _draft(
@@ -405,6 +414,7 @@ SERVE = (
     *SERVED,
     *MEMORY,
     *ADAPTER_MEMORY,
+    *VISION_MEMORY,
     *SPECULATION,
     *ADAPTERS,
     *HTTP,

@@ -6,7 +6,10 @@
 Two blocks have one key only if everything before them and in them agrees: Python's `hash()`
 collides on purpose-made tokens, and a pickle of equal values may differ. The salt stands in the
 root alone, since the chain carries it. Extras are what tokens do not tell: the adapters that can
-change K or V of the block, by content and never by name, and images under their placeholders.
+change K or V of the block, by content and never by name, and images under their placeholders, with
+what adapters make of them. Where tokens see later ones (`Request.spans`), K and V of a block hang
+on all of the span, so its extras are those of the block and of all spans that touch it.
+
 Blocks before an adapter is active are the base model's, and so are all blocks of an adapter that
 cannot change K or V, unless an adapter of the draft model goes with it: the draft model keeps its
 own K and V under the same block numbers.
@@ -19,11 +22,14 @@ from collections.abc import Sequence as SequenceOf
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from plait.platform.image_rows import touched, tower_uses
+
 if TYPE_CHECKING:
-    from plait.platform.core import Request
+    from plait.platform.core import ImageItem, Request
 
 _DOMAIN = b"plait.kv.3"
-_ADAPTER = b"adapter"
+_ADAPTER, _IMAGE, _TOWER = b"adapter", b"image", b"tower"
+_SPAN, _DIGEST = b"span", b"digest"
 
 
 def _framed(value: str) -> bytes:
@@ -39,11 +45,23 @@ def root_key(request: Request, block_size: int) -> bytes:
 
 
 def block_extras(request: Request, start: int, stop: int) -> bytes:
-    """What decides K and V of tokens start … stop - 1 beside tokens and chain.
+    """What decides K and V of tokens start … stop - 1 beside tokens and chain."""
+    if not request.images and not request.spans:
+        return _adapters(request, start, stop)
+    met = [span for span in request.spans if span[0] < stop and span[1] > start]
+    first = min((start, *(begin for begin, _ in met)))
+    last = max((stop, *(end for _, end in met)))
+    return b"".join(
+        (
+            _adapters(request, start, last),
+            *(_image(request, item, start) for item in touched(request, first, last)),
+            *(_SPAN + struct.pack("<qq", span[0] - start, span[1] - start) for span in met),
+            _DIGEST + _framed(request.vision_digest) if request.vision_digest else b"",
+        )
+    )
 
-    Images will put (content hash, offset in the block, processor settings) here; until then the
-    scheduler refuses requests with images, so that none can hit a wrong block.
-    """
+
+def _adapters(request: Request, start: int, stop: int) -> bytes:
     return b"".join(
         _ADAPTER
         + _framed(use.kv_digest)
@@ -51,6 +69,19 @@ def block_extras(request: Request, start: int, stop: int) -> bytes:
         + struct.pack("<dI", use.scale, max(0, use.active_from - start))
         for use in request.adapters
         if (use.kv_digest or use.draft) and use.active_from < stop
+    )
+
+
+def _image(request: Request, item: ImageItem, start: int) -> bytes:
+    """An image by its content, its place, and what adapters do to its embeddings."""
+    return (
+        _IMAGE
+        + _framed(item.key)
+        + struct.pack("<q", item.start - start)
+        + b"".join(
+            _TOWER + _framed(digest) + struct.pack("<d", scale)
+            for digest, scale in tower_uses(request, item)
+        )
     )
 
 

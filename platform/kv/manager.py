@@ -29,6 +29,7 @@ from plait.platform.kv.hashing import KeyChain
 from plait.platform.kv.pool import NULL_BLOCK, BlockPool
 from plait.platform.kv.prefix import find_prefix, first_visible
 from plait.platform.ordering import OrderedSequences
+from plait.platform.unbroken import least, longest
 
 if TYPE_CHECKING:
     from plait.platform.config import CacheConfig
@@ -86,9 +87,13 @@ class _Terms:
 class KVManager:
     """Owns the pools of all groups and every sequence's `block_ids`.
 
-    `max_span` is the longest run of tokens that one step computes. A sliding group reserves its
-    window and such a run, a full group all known tokens. `watermark` is the share of blocks that
-    an admission leaves to running sequences.
+    `max_span` is the longest run of tokens that one step computes, apart from `Request.spans`. A
+    sliding group reserves its window and such a run, a full group all known tokens. `watermark` is
+    the share of blocks that an admission leaves to running sequences.
+
+    A hit, or what a parked sequence keeps, may end inside one of `Request.spans`: the keys of its
+    blocks tell the whole span, so they hold what computing the whole of it gave. The next step
+    then goes on to the span's end.
     """
 
     def __init__(self, cache: CacheConfig, *, max_span: int, watermark: float) -> None:
@@ -107,13 +112,18 @@ class KVManager:
         """Share of blocks held, of the fullest group."""
         return max(1.0 - pool.num_free / pool.num_usable for pool in self.pools)
 
-    def slots_alone(self, *, forks: bool) -> int:
-        """The longest sequence in tokens that fits when it has all blocks to itself."""
+    def slots_alone(self, *, forks: bool, unbroken: int = 1) -> int:
+        """The longest sequence in tokens that fits when it has all blocks to itself.
+
+        `unbroken`: tokens that one step computes at least, somewhere in it.
+        """
         size, most = self.block_size, sys.maxsize
         for pool, window in zip(self.pools, self._windows, strict=True):
             # A window of w tokens touches one block more than w - 1 tokens fill; a leader with
             # siblings keeps up to a block more.
-            tokens = None if window is None else window + (size - 1 if forks else 0)
+            tokens = None
+            if window is not None:
+                tokens = window + unbroken - 1 + (size - 1 if forks else 0)
             if tokens is None or pool.num_usable < (tokens + size - 2) // size + 1:
                 most = min(most, pool.num_usable * size)
         return most
@@ -202,8 +212,10 @@ class KVManager:
                 return False
         return True
 
-    def try_grow(self, sequence: Sequence, num_tokens: int, *, reclaim: bool) -> Reservation | None:
-        """Slots for up to `num_tokens` more tokens of a running sequence, at least one, or None.
+    def try_grow(
+        self, sequence: Sequence, num_tokens: int, *, reclaim: bool, at_least: int = 1
+    ) -> Reservation | None:
+        """Slots for up to `num_tokens` more tokens of a running sequence, or None.
 
         With `reclaim`, parked sequences of no better priority give blocks from their tails.
         """
@@ -214,7 +226,7 @@ class KVManager:
             if want > 0:
                 got = min(want, self._obtainable(g, want, donors))
                 room = min(room, (len(table) + got) * self.block_size - start)
-        if room < 1:
+        if room < at_least:
             return None
         tables = [list(table) for table in sequence.block_ids]
         need = [max(0, self._blocks(start + room) - len(table)) for table in tables]
@@ -292,16 +304,18 @@ class KVManager:
     def _admission_need(self, g: int, reservation: Reservation, terms: _Terms) -> int | None:
         """Blocks of one group to take beside the hits, or None if they cannot be had."""
         start, held = reservation.start, len(reservation.tables[g])
+        spans = reservation.sequence.request.spans
         end, sliding = len(reservation.sequence.tokens), self._windows[g] is not None
         if sliding:
-            end = min(end, start + self._max_span)
+            end = min(end, start + max(self._max_span, longest(spans)))
         want = max(0, self._blocks(end) - held)
         keep = 0 if terms.alone else self._watermark[g]
         got = self._obtainable(g, want + keep, terms.donors) - keep
         if got >= want:
             return want
         # Alone, a sliding group can do with less: it gets blocks back as it goes on.
-        return got if terms.alone and sliding and held + got >= self._blocks(start + 1) else None
+        fewest = self._blocks(start + least(spans, start)) - held
+        return got if terms.alone and sliding and got >= fewest else None
 
     def _obtainable(self, g: int, want: int, donors: list[Sequence]) -> int:
         """Blocks that are free or that donors alone hold; exact only where below `want`."""

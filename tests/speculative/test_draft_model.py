@@ -380,9 +380,9 @@ def test_nothing_is_drafted_behind_the_context_of_the_draft_model() -> None:
 class Narrow(HistoryExecutor):
     """A model that lacks the vocabulary's last tokens."""
 
-    def forward(self, batch):
+    def forward(self, batch, embeds=None):
         assert batch.token_ids.max() < self.model.vocab_size
-        return super().forward(batch)
+        return super().forward(batch, embeds)
 
     def logits(self, hidden, rows):
         return super().logits(hidden, rows)[:, : self.model.vocab_size]

@@ -139,7 +139,8 @@ class HistoryExecutor:
         ]
         return [code_of(row) for row in in_kv], [code_of(row) for row in by_row]
 
-    def forward(self, batch: StepBatch) -> torch.Tensor:
+    def forward(self, batch: StepBatch, embeds: torch.Tensor | None = None) -> torch.Tensor:
+        assert embeds is None
         if self.poison & set(batch.token_ids.tolist()):
             raise RuntimeError("poisoned token")
         self.num_rows += len(batch.token_ids)

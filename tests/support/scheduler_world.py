@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 from zlib import crc32
 
 from plait.platform.batch import build
@@ -32,6 +33,8 @@ from plait.platform.core import (
 from plait.platform.errors import AdapterStorageFailed
 from plait.platform.kv.hashing import KeyChain
 from plait.platform.scheduler import Commit, Scheduler
+from plait.platform.strand import Strand
+from plait.platform.unbroken import longest
 
 STOP_TOKEN = 0
 VOCAB_SIZE = 12
@@ -72,7 +75,7 @@ def make_scheduler(
     return Scheduler(config, cache, strands)
 
 
-class MoodyStrand:
+class MoodyStrand(Strand):
     """A strand that is ready for a sequence after some steps, and refuses what it pleases.
 
     Readiness is lost when a sequence parks; one that could not run for another reason keeps it.
@@ -145,7 +148,8 @@ class Histories:
     """A trie of what K and V depend on, token by token; a node stands for all that came before.
 
     That is salt, token, and of each adapter that is active there and can change K or V at all the
-    content that does so, with its scale.
+    content that does so, with its scale; of an image its content and the place in it; and in a
+    span of tokens that see each other all that the whole span depends on.
     """
 
     children: dict[tuple[object, object], int] = field(default_factory=dict)
@@ -158,7 +162,7 @@ class Histories:
         nodes = []
         for position, token in enumerate(tokens):
             active = tuple((u.kv_digest, u.scale) for u in uses if u.active_from <= position)
-            step = (token, active)
+            step = (token, active, self._beside(request, uses, position))
             child = self.children.get((node, step))
             if child is None:
                 child = self.children[node, step] = len(self.parents)
@@ -166,6 +170,31 @@ class Histories:
             nodes.append(child)
             node = child
         return nodes
+
+    def _beside(self, request: Request, uses: list[AdapterUse], position: int) -> object:
+        """What K and V at a position depend on beside what came before; None: nothing."""
+        spans = [span for span in request.spans if span[0] <= position < span[1]]
+        if not spans:
+            return self._image(request, position)
+        tokens = request.prompt_token_ids
+        return tuple(
+            (
+                tokens[place],
+                tuple((u.kv_digest, u.scale) for u in uses if u.active_from <= place),
+                self._image(request, place),
+            )
+            for place in range(*spans[0])
+        )
+
+    @staticmethod
+    def _image(request: Request, place: int) -> object:
+        """The image at a place: its content, the place in it, and what adapters did to it."""
+        for item in request.images:
+            if item.start <= place < item.start + item.num_tokens:
+                towers = [u for u in request.adapters if u.active_from <= item.start]
+                made = tuple((u.tower_digest, u.scale) for u in towers if u.tower_digest)
+                return (item.key, place - item.start, made)
+        return None
 
 
 class World:
@@ -202,6 +231,7 @@ class World:
         deadline_s: float | None = None,
         seed: int = 1,
         request_id: str | None = None,
+        fields: dict[str, Any] | None = None,
         **params: object,
     ) -> list[Sequence]:
         self.num_requests += 1
@@ -215,6 +245,7 @@ class World:
             tenant=tenant,
             share=share,
             deadline_s=deadline_s,
+            **(fields or {}),
         )
         total = len(prompt) + max_tokens
         sequences = self.scheduler.add(request, seed=seed, max_total_tokens=total)
@@ -352,7 +383,9 @@ class World:
 
     def _check_plan(self, plan: StepPlan) -> None:
         config = self.scheduler._config
-        assert plan.num_rows <= config.max_num_batched_tokens
+        wholes = [longest(span.sequence.request.spans) for span in plan.spans]
+        # The last one chosen may have to be whole, where at least one row was left.
+        assert plan.num_rows <= config.max_num_batched_tokens - 1 + max(wholes, default=1)
         assert len(plan.spans) <= config.max_num_seqs
         assert len({span.sequence.seq_id for span in plan.spans}) == len(plan.spans)
         for span in plan.spans:
@@ -361,6 +394,8 @@ class World:
             assert sequence.state is SequenceState.RUNNING
             assert span.start == sequence.num_computed_tokens
             assert known > span.start
+            for begin, end in sequence.request.spans:
+                assert not begin < known < end, "a span of tokens that see each other is cut"
             assert known <= len(sequence.tokens)
             assert not span.drafts or known == len(sequence.tokens)
             at_end = known == len(sequence.tokens) and known < sequence.max_total_tokens
