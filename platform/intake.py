@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from plait.adapters.composition import uses
 from plait.platform.core import CompiledGrammar, Request, SamplingParams, Speculation
 from plait.platform.errors import BadRequest, ContextLengthExceeded, Unsupported
+from plait.vision.placing import NO_IMAGES, PlacedImages
 
 if TYPE_CHECKING:
     from plait.adapters.info import AdapterInfo
@@ -36,6 +37,7 @@ class Intake:
         self._vocab_size = config.model.vocab_size
         self._max_model_len = config.scheduler.max_model_len
         self._eos = config.model.eos_token_ids
+        self._vision = config.model.vision
 
     def request(  # noqa: PLR0913 (what a request is made of)
         self,
@@ -51,6 +53,7 @@ class Intake:
         tokenizer: Tokenizer | None = None,
         grammar: CompiledGrammar | None = None,
         speculation: Speculation | None = None,
+        images: PlacedImages | None = None,
     ) -> Request:
         """A request ready for `Engine.add`.
 
@@ -64,8 +67,9 @@ class Intake:
         used = tuple(uses(adapters, prompt))
         widened = max((info.vocab_size or 0 for info, _ in used), default=0)
         vocab_size = max(self._vocab_size, widened)
-        _check_ids("prompt", prompt, vocab_size)
-        params = self._fit_length(len(prompt), self._with_ends(params, tokenizer))
+        placed = images or NO_IMAGES
+        _check_ids("prompt", self._check_images(prompt, placed), vocab_size)
+        params = self._fit_length(len(prompt), placed, self._with_ends(params, tokenizer))
         self._check_params(params, vocab_size)
         if grammar is not None:
             self._check_constrained(params)
@@ -81,22 +85,48 @@ class Intake:
             share=share,
             grammar=grammar,
             speculation=speculation or Speculation(),
+            images=placed.items,
+            positions=placed.positions,
+            position_delta=placed.position_delta,
+            spans=placed.spans,
+            vision_digest=placed.vision_digest,
             bad_word_token_ids=self._bad_words(params, tokenizer or self._tokenizer),
         )
 
-    def _fit_length(self, num_prompt: int, params: SamplingParams) -> SamplingParams:
+    def _check_images(self, prompt: tuple[int, ...], placed: PlacedImages) -> Sequence[int]:
+        """The tokens that are text. Image tokens stand where images are, and nowhere else."""
+        vision = self._vision
+        if vision is None:
+            if placed.items:
+                raise Unsupported("this model takes no images", param="messages")
+            return prompt
+        token = vision.image_token_id
+        num_found = prompt.count(token)
+        if num_found != placed.num_tokens:
+            raise BadRequest(
+                f"the prompt has {num_found} times the token {token}, which stands for images, "
+                f"and its images take {placed.num_tokens}: images come as parts of a chat",
+                param="prompt",
+            )
+        # It may lie outside of the vocabulary.
+        return prompt if token < self._vocab_size else [i for i in prompt if i != token]
+
+    def _fit_length(
+        self, num_prompt: int, placed: PlacedImages, params: SamplingParams
+    ) -> SamplingParams:
         limit, wanted = self._max_model_len, params.max_tokens
         room = limit - num_prompt
         if room < 0 or (room == 0 and wanted != 0):
             raise ContextLengthExceeded(
-                f"the prompt has {num_prompt} tokens, but the context holds {limit} tokens in all, "
-                "answer included: shorten the prompt"
+                f"the prompt has {num_prompt} tokens{_of_images(placed)}, but the context holds "
+                f"{limit} tokens in all, answer included: shorten the prompt"
                 + (f" to at most {limit - 1} tokens" if wanted != 0 else ""),
                 param="prompt",
             )
         if wanted is not None and wanted > room:
             raise ContextLengthExceeded(
-                f"the prompt has {num_prompt} tokens and max_tokens is {wanted}: together "
+                f"the prompt has {num_prompt} tokens{_of_images(placed)} and max_tokens is "
+                f"{wanted}: together "
                 f"{num_prompt + wanted}, but the context holds {limit} tokens. Ask for at most "
                 f"{room} tokens, or shorten the prompt",
                 param="max_tokens",
@@ -189,6 +219,15 @@ class Intake:
         if tokenizer is None:
             raise BadRequest("bad_words need a tokenizer", param="bad_words")
         return tokenizer.bad_word_ids(params.bad_words)
+
+
+def _of_images(placed: PlacedImages) -> str:
+    if not placed.items:
+        return ""
+    sizes = [item.num_embeds for item in placed.items]
+    most = max(sizes)
+    which = f"; image {sizes.index(most) + 1} takes the most, {most:,}" if len(sizes) > 1 else ""
+    return f" ({placed.num_tokens:,} of them for images{which})"
 
 
 def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:

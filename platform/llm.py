@@ -30,6 +30,7 @@ from plait.platform.errors import (
 )
 from plait.platform.intake import Intake
 from plait.platform.llm_adapters import Adapter, LocalAdapters, per_prompt
+from plait.platform.llm_sight import LocalSight
 from plait.platform.llm_structured import (
     ChatPrompt,
     Constraints,
@@ -39,14 +40,13 @@ from plait.platform.llm_structured import (
 )
 from plait.platform.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from plait.platform.start import start_engine
-from plait.vision.limits import ImageLimits
-from plait.vision.parts import PartReader, take_images
 
 if TYPE_CHECKING:
     from plait.adapters.info import AdapterInfo
     from plait.platform.tokenizer import Tokenizer
     from plait.structured.params import StructuredOutputs
     from plait.structured.spec import GrammarSpec
+    from plait.vision.placing import PlacedImages
 
 # Iterables of numpy's or torch's integers, and generators, do as well as lists.
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt_token_ids": …}
@@ -78,6 +78,7 @@ class LLM:
         self.tokenizer = started.tokenizer
         self._engine = started.engine
         self._intake = Intake(self.config, self.tokenizer)
+        self._sight = LocalSight(self.config, self.tokenizer)
         self._grammars = LocalGrammars(self.tokenizer, self.config.model)
         self._ids = itertools.count()
         self._running: dict[str, _Job] = {}
@@ -245,14 +246,16 @@ class LLM:
     ) -> list[int]:
         """Token ids of a conversation, as `chat` would have it answered."""
         tokenizer = self._adapters.tokenizer(adapter)
-        chat = chat_prompt(tokenizer, self._read_images(messages), template, None)
-        return tokenizer.encode(chat.text, add_special_tokens=False)
+        seen = self._sight.see(messages)
+        chat = chat_prompt(tokenizer, seen.messages, template, None)
+        return self._sight.encode(tokenizer, chat.text, seen)[0]
 
     def close(self) -> None:
         """Abort what runs, remove copies of adapters; memory goes with the object."""
         self._abort(list(self._running))
         self._adapters.close()
         self._grammars.close()
+        self._sight.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -278,19 +281,9 @@ class LLM:
         spec = None if constraint is None else constraint.spec()
         if spec is None and not template.get("tools"):
             spec = self._adapters.constraint(adapter)
-        return chat_prompt(tokenizer, self._read_images(messages), template, spec)
-
-    def _read_images(self, messages: Messages) -> Messages:
-        model = self.config.model
-        reader = PartReader(
-            model=model.name,
-            takes_images=model.vision is not None,
-            max_images=ImageLimits().num_images,
-            is_local=True,
-        )
-        read = take_images(messages, reader)
-        reader.refuse_images()
-        return read
+        seen = self._sight.see(messages)
+        chat = chat_prompt(tokenizer, seen.messages, template, spec)
+        return dataclasses.replace(chat, seen=seen)
 
     def _asked(
         self,
@@ -300,9 +293,10 @@ class LLM:
         speculation: Speculation | None,
     ) -> _Asked:
         tokenizer = self._adapters.tokenizer(adapter)
-        ids = tokenizer.encode(chat.text, add_special_tokens=False)
+        ids, images = self._sight.encode(tokenizer, chat.text, chat.seen)
         return _Asked(
             prompt={"prompt": chat.text, "prompt_token_ids": ids},
+            images=images,
             params=params,
             adapter=adapter,
             spec=chat.spec,
@@ -344,6 +338,7 @@ class LLM:
                 tokenizer=tokenizer,
                 grammar=grammar,
                 speculation=asked.speculation,
+                images=asked.images,
             )
         except (BadRequest, AdapterError) as error:
             raise type(error)(f"prompt {at}: {error.message}", param=error.param) from None
@@ -428,6 +423,7 @@ class _Asked:
     spec: GrammarSpec | None
     speculation: Speculation | None
     chat: ChatPrompt | None = None
+    images: PlacedImages | None = None
 
 
 @dataclass(slots=True, kw_only=True)

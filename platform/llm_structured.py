@@ -18,6 +18,7 @@ from plait.structured.tools.request import ToolWish, read_tools
 if TYPE_CHECKING:
     from plait.platform.config import ModelInfo
     from plait.platform.core import CompiledGrammar, SamplingParams
+    from plait.platform.llm_sight import Seen
     from plait.platform.outputs import CompletionOutput
     from plait.platform.tokenizer import Tokenizer
     from plait.structured.added import Vocabularies
@@ -95,6 +96,7 @@ class ChatPrompt:
     text: str
     plan: ReplyPlan | None = None
     begins: bool | None = False  # whether the reply begins inside of thinking; None: it may
+    seen: Seen | None = None  # its images
 
     @property
     def spec(self) -> GrammarSpec | None:

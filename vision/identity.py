@@ -5,7 +5,30 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from plait.platform.errors import ModelUnsupported
+
+# What a processor is made of.
+_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _HEAD_BYTES = 1 << 20  # of each file of weights: its header, and some of them
+
+
+def checkpoint_directory(model: str, revision: str | None) -> Path:
+    """Where a model's checkpoint lies: a directory, or a hub id whose weights were fetched before.
+
+    Raises `ModelUnsupported` where its processor's files cannot be had.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelUnsupported(
+            f"the files of {model}'s image processor could not be fetched: {error}"
+        ) from error
 
 
 def checkpoint_digest(directory: Path) -> str:

@@ -45,6 +45,9 @@ class PlacedImages:
         return sum(item.num_embeds for item in self.items)
 
 
+NO_IMAGES = PlacedImages(items=())
+
+
 def place(
     token_ids: Sequence[int], images: Sequence[ProcessedImage], vision: VisionInfo
 ) -> PlacedImages:

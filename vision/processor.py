@@ -28,7 +28,7 @@ from plait.platform.errors import (
 )
 from plait.vision.decode import DecodedImage
 from plait.vision.expansion import build_processor, read_json
-from plait.vision.identity import checkpoint_digest
+from plait.vision.identity import checkpoint_digest, checkpoint_directory
 from plait.vision.limits import MIB
 from plait.vision.placing import PlacedImages, ProcessedImage, place
 from plait.vision.preparation import all_of
@@ -36,7 +36,7 @@ from plait.vision.recipes import NEEDS_TORCHVISION, Recipe, recipe_of
 from plait.vision.shared_work import SharedWork
 
 if TYPE_CHECKING:
-    from plait.platform.config import VisionInfo
+    from plait.platform.config import ModelInfo, Options, VisionInfo
     from plait.platform.tokenizer import Tokenizer
 
 log = logging.getLogger("plait.vision")
@@ -114,6 +114,19 @@ class ImageProcessor:
         )
         made._try(tokenizer)
         return made
+
+    @classmethod
+    def of_model(
+        cls, model: ModelInfo, options: Options, tokenizer: Tokenizer
+    ) -> ImageProcessor | None:
+        """The processor of a model that was loaded; None where it takes no images.
+
+        Raises `ModelUnsupported`.
+        """
+        if model.vision is None or options.model is None:
+            return None
+        directory = checkpoint_directory(options.model, options.revision)
+        return cls.load(directory, tokenizer, model.vision)
 
     def _try(self, tokenizer: Tokenizer) -> None:
         """Find out at load, rather than with a client's first image, that it does not work."""

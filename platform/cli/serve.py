@@ -77,14 +77,20 @@ async def _serve(
         from plait.platform.intake import Intake
         from plait.platform.server.app import create_app
         from plait.platform.server.app import serve as run_server
+        from plait.vision.processor import ImageProcessor
 
         config = client.config
         assert config is not None, "a started client has its engine's config"
+        with _cancelled_by(signal.SIGTERM):
+            processor = await asyncio.to_thread(
+                ImageProcessor.of_model, config.model, options, tokenizer
+            )
         app = create_app(
             client=client,
             tokenizer=tokenizer,
             intake=Intake(config, tokenizer),
             settings=settings,
+            processor=processor,
         )
         adapters = app.state.context.adapters
         with _cancelled_by(signal.SIGTERM):

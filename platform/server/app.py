@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from plait.platform.server.client import EngineClient
     from plait.platform.server.settings import ServerSettings
     from plait.platform.tokenizer import Tokenizer
+    from plait.vision.processor import ImageProcessor
 
 __all__ = ["create_app", "run", "serve"]
 
@@ -64,9 +65,13 @@ def create_app(
     tokenizer: Tokenizer,
     intake: Intake,
     settings: ServerSettings,
+    processor: ImageProcessor | None = None,
 ) -> FastAPI:
-    """The application over one engine; owns `client` and closes it when the server ends."""
-    context = _context(client, tokenizer, intake, settings)
+    """The application over one engine; owns `client` and closes it when the server ends.
+
+    `processor` is for a model that takes images; without it they are refused.
+    """
+    context = _context(client, tokenizer, intake, settings, processor)
     app = FastAPI(
         title="Plait",
         version=context.version,
@@ -108,7 +113,11 @@ def create_app(
 
 
 def _context(
-    client: EngineClient, tokenizer: Tokenizer, intake: Intake, settings: ServerSettings
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    intake: Intake,
+    settings: ServerSettings,
+    processor: ImageProcessor | None,
 ) -> ServerContext:
     version = _version()
 
@@ -137,6 +146,7 @@ def _context(
         images=ImagePreparation(
             settings.limits.for_images(), AllowList.parse(settings.allowed_media)
         ),
+        processor=processor,
         metrics=metrics,
         pool=ThreadPoolExecutor(_num_threads(settings), thread_name_prefix="plait-http"),
         version=version,
@@ -191,4 +201,6 @@ async def _life(app: FastAPI) -> AsyncIterator[None]:
         await context.adapters.close()
         await context.client.close()
         context.images.close()
+        if context.processor is not None:
+            context.processor.close()
         context.pool.shutdown(wait=False, cancel_futures=True)

@@ -30,6 +30,7 @@ from plait.platform.server.responses import (
     encode,
 )
 from plait.platform.server.schemas import ChatCompletionRequest
+from plait.platform.server.seeing import ChatImages
 from plait.platform.server.streaming import DONE, EventStream, event_block, until_disconnected
 from plait.platform.server.structured.replies import Reading, constraint_of
 from plait.structured.reply import ReplyPlan
@@ -65,7 +66,8 @@ def _prepare(context: ServerContext, call: Call, body: ChatCompletionRequest) ->
     params = chat_params(body, context.settings.limits)
     reader = context.part_reader()
     messages = prompts.check_chat(body, reader)
-    reader.refuse_images()
+    images = ChatImages.of(context, messages, reader)
+    images.refuse_truncation(body.truncate_prompt_tokens)
     wish = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     plan = ReplyPlan.of(call.target.tokenizer, constraint_of(body), wish)
     if plan is not None and plan.shows_special:
@@ -83,6 +85,7 @@ def _prepare(context: ServerContext, call: Call, body: ChatCompletionRequest) ->
         body=body,
         params=params,
         messages=messages,
+        images=images,
         form=form,
         wish=wish if wish is not None and wish.callable else None,
         plan=plan,
@@ -98,6 +101,7 @@ class _Chat:
     body: ChatCompletionRequest
     params: SamplingParams
     messages: list[dict[str, Any]]
+    images: ChatImages
     form: LogprobsFormat
     wish: ToolWish | None  # tools that the prompt shows
     plan: ReplyPlan | None  # None: the reply is free
@@ -107,21 +111,24 @@ class _Chat:
         plan = self.plan
         constrain = None if plan is None else lambda prompt: plan.grammar(prompt.begins)
         async with generation(
-            self.context, self.call, self.params, 1, self._prompts, constrain
+            self.context, self.call, self.params, 1, self._prompts, constrain, self._see
         ) as running:
             if plan is not None:
                 for answer in running.answers:
                     answer.reading = Reading(plan.parser(answer.prompt.begins))
             yield running
 
+    async def _see(self, room: int) -> None:
+        await self.images.see(room, self.call.time_left_s)
+
     def _prompts(self, room: int) -> list[prompts.Prompt]:
         tokenizer = self.call.target.tokenizer
         text = prompts.render_chat(tokenizer, self.messages, self.body, self.wish)
         begins = False if self.plan is None else self.plan.begins(tokenizer, text)
-        ids = tokenizer.encode(text, add_special_tokens=self.body.add_special_tokens)
+        ids, images = self.images.encode(tokenizer, text, self.body)
         echo = prompts.final_text(self.messages) if self.body.echo else ""
         kept = prompts.truncate(ids, self.body.truncate_prompt_tokens, room)
-        return [prompts.Prompt(token_ids=kept, echo=echo, begins=begins)]
+        return [prompts.Prompt(token_ids=kept, echo=echo, begins=begins, images=images)]
 
     async def answer(self) -> Response:
         """The whole answer in one body."""

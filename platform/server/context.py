@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from plait.platform.server.structured.grammars import Grammars
     from plait.platform.tokenizer import Tokenizer
     from plait.vision.preparation import ImagePreparation
+    from plait.vision.processor import ImageProcessor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,6 +48,7 @@ class ServerContext:
     usage: AdapterUsage
     grammars: Grammars
     images: ImagePreparation
+    processor: ImageProcessor | None  # None: the model takes no images
     metrics: Metrics
     pool: ThreadPoolExecutor
     version: str

@@ -7,7 +7,7 @@ away, or one sequence failed) closes every engine stream, which aborts what is u
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -132,11 +132,14 @@ class Generation:
         """Tokens so far. A prompt counts once, however many answers it gets."""
         prompt = sum(len(p.token_ids) for p in self.prompts)
         output = sum(answer.num_tokens for answer in self.answers)
+        details = PromptTokensDetails(cached_tokens=sum(self._num_cached))
+        if any(p.images is not None and p.images.items for p in self.prompts):
+            details.image_tokens = sum(p.images.num_tokens for p in self.prompts if p.images)
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=output,
             total_tokens=prompt + output,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._num_cached)),
+            prompt_tokens_details=details,
             completion_tokens_details=completion_details(answer.drafts for answer in self.answers),
         )
 
@@ -187,22 +190,26 @@ async def _feed(
 
 
 @asynccontextmanager
-async def generation(
+async def generation(  # noqa: PLR0913 (what a generation is made of)
     context: ServerContext,
     call: Call,
     params: SamplingParams,
     num_prompts: int,
     make_prompts: Callable[[int], list[Prompt]],
     constrain: Callable[[Prompt], GrammarSpec] | None = None,
+    prepare: Callable[[int], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Generation]:
     """A place in the queue, prompts tokenized by `make_prompts(room)`, and what runs them.
 
-    `constrain` tells from the first prompt which grammar holds; other requests go on while that is
-    compiled. Raises `Overloaded` before any work where there is no place.
+    `prepare(room)` is awaited before prompts are made. `constrain` tells from the first prompt
+    which grammar holds; other requests go on while that is compiled. Raises `Overloaded` before
+    any work where there is no place.
     """
     try:
         with context.admission.enter(num_prompts) as config:
             room = config.scheduler.max_model_len - max(1, params.max_tokens or 1)
+            if prepare is not None:
+                await prepare(room)
             grammar = None
             if constrain is not None:
                 made = await context.in_pool(make_prompts, room)
@@ -277,4 +284,5 @@ def _request(
         share=call.share,
         grammar=grammar,
         tokenizer=call.target.tokenizer,
+        images=prompt.images,
     )

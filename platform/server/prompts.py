@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from plait.platform.tokenizer import Tokenizer
     from plait.structured.tools.request import ToolWish
     from plait.vision.parts import PartReader
+    from plait.vision.placing import PlacedImages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class Prompt:
     token_ids: list[int]
     echo: str = ""
     begins: bool | None = False  # whether the reply begins inside of thinking; None: it may
+    images: PlacedImages | None = None
 
 
 # Keys of a message that say nothing the model reads here; clients send back what they were given.
@@ -108,17 +110,6 @@ def _text_part(part: dict[str, Any], at: str) -> dict[str, Any]:
     if not isinstance(text, str):
         raise BadRequest(f"{at}.text must be a string", param=f"{at}.text")
     return {"type": "text", "text": text}
-
-
-def encode_chat(
-    tokenizer: Tokenizer,
-    messages: list[dict[str, Any]],
-    body: ChatTemplating,
-    wish: ToolWish | None = None,
-) -> list[int]:
-    """Token ids of a chat."""
-    text = render_chat(tokenizer, messages, body, wish)
-    return tokenizer.encode(text, add_special_tokens=body.add_special_tokens)
 
 
 def render_chat(

@@ -17,6 +17,7 @@ class PromptTokensDetails(msgspec.Struct):
     """Parts of `prompt_tokens`."""
 
     cached_tokens: int
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET  # where there are images
 
 
 class DraftCounts(msgspec.Struct):

@@ -15,6 +15,7 @@ from plait.platform.server.adapters.resolve import resolve
 from plait.platform.server.openapi import takes
 from plait.platform.server.responses import Tokens, encode
 from plait.platform.server.schemas import ChatTemplating, DetokenizeRequest, TokenizeRequest
+from plait.platform.server.seeing import ChatImages
 
 if TYPE_CHECKING:
     from plait.platform.server.adapters.resolve import Target
@@ -34,7 +35,11 @@ def tokenize_router(context: ServerContext) -> APIRouter:
             raise BadRequest("give either prompt or messages", param="prompt")
         with ExitStack() as held:
             target = await resolve(context, body, request.state.access, held)
-            content = await context.in_pool(_tokenize, context, body, target.tokenizer)
+            images = None
+            if body.messages is not None:
+                images = _chat_images(context, body)
+                await images.see(context.admission.config().scheduler.max_model_len)
+            content = await context.in_pool(_tokenize, context, body, target.tokenizer, images)
         return Response(content, media_type="application/json")
 
     @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
@@ -49,9 +54,16 @@ def tokenize_router(context: ServerContext) -> APIRouter:
     return router
 
 
-def _tokenize(context: ServerContext, body: TokenizeRequest, tokenizer: Tokenizer) -> bytes:
-    if body.messages is not None:
-        ids = _chat_ids(context, tokenizer, body)
+def _tokenize(
+    context: ServerContext,
+    body: TokenizeRequest,
+    tokenizer: Tokenizer,
+    images: ChatImages | None,
+) -> bytes:
+    if images is not None:
+        chat = _chat(body)
+        text = prompts.render_chat(tokenizer, list(images.messages), chat)
+        ids, _ = images.encode(tokenizer, text, chat)
     else:
         special = body.add_special_tokens
         ids = tokenizer.encode(body.prompt or "", add_special_tokens=special is not False)
@@ -60,18 +72,19 @@ def _tokenize(context: ServerContext, body: TokenizeRequest, tokenizer: Tokenize
     return encode(Tokens(count=len(ids), max_model_len=max_model_len, tokens=ids, token_strs=texts))
 
 
-def _chat_ids(context: ServerContext, tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
-    chat = ChatTemplating(
+def _chat_images(context: ServerContext, body: TokenizeRequest) -> ChatImages:
+    reader = context.part_reader()
+    return ChatImages.of(context, prompts.check_chat(_chat(body), reader), reader)
+
+
+def _chat(body: TokenizeRequest) -> ChatTemplating:
+    return ChatTemplating(
         messages=body.messages or [],
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         add_special_tokens=body.add_special_tokens or False,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    reader = context.part_reader()
-    messages = prompts.check_chat(chat, reader)
-    reader.refuse_images()
-    return prompts.encode_chat(tokenizer, messages, chat)
 
 
 def _detokenize(context: ServerContext, body: DetokenizeRequest, target: Target) -> bytes:

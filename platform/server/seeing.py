@@ -1,0 +1,78 @@
+"""The images of one chat on their way: fetched, decoded, processed, and put into its prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from plait.platform.errors import BadRequest
+
+if TYPE_CHECKING:
+    from plait.platform.server.context import ServerContext
+    from plait.platform.server.schemas import ChatTemplating
+    from plait.platform.tokenizer import Tokenizer
+    from plait.vision.parts import ImagePart, PartReader
+    from plait.vision.placing import PlacedImages, ProcessedImage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatImages:
+    """One chat's images; `see` comes before `encode`."""
+
+    context: ServerContext
+    messages: Sequence[dict[str, Any]]  # as templates take them
+    parts: Sequence[ImagePart]
+    seen: list[ProcessedImage] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, context: ServerContext, messages: Sequence[dict[str, Any]], reader: PartReader
+    ) -> ChatImages:
+        """Those that `reader` took. Raises `Unsupported` where there is nothing to process them."""
+        if context.processor is None:
+            reader.refuse_images()
+        return cls(context=context, messages=messages, parts=tuple(reader.images))
+
+    async def see(self, room: int, time_left_s: Callable[[], float | None] | None = None) -> None:
+        """Fetch, decode and process them; a prompt may have `room` tokens.
+
+        Raises `BadRequest` that names the image or the text at fault, `ContextLengthExceeded`
+        before anything is processed, and what `time_left_s` raises past the deadline.
+        """
+        processor = self.context.processor
+        if processor is None:
+            return
+        await self.context.in_pool(processor.check_text, self.messages)
+        if not self.parts:
+            return
+        try:
+            async with asyncio.timeout(time_left_s() if time_left_s else None):
+                images = await self.context.images.prepare(self.parts)
+                await self.context.in_pool(processor.check_room, images, room)
+                self.seen.extend(await processor.process(images))
+        except TimeoutError:
+            if time_left_s is not None:
+                time_left_s()
+            raise
+
+    def encode(
+        self, tokenizer: Tokenizer, text: str, body: ChatTemplating
+    ) -> tuple[list[int], PlacedImages | None]:
+        """Token ids of the rendered chat, and where its images are in them."""
+        special = body.add_special_tokens
+        processor = self.context.processor
+        if processor is None:
+            return tokenizer.encode(text, add_special_tokens=special), None
+        return processor.encode(
+            text, self.seen, lambda whole: tokenizer.encode(whole, add_special_tokens=special)
+        )
+
+    def refuse_truncation(self, keep: int | None) -> None:
+        """A prompt that has images cannot lose its beginning. Raises `BadRequest`."""
+        if keep is not None and self.parts:
+            raise BadRequest(
+                "truncate_prompt_tokens could cut an image: leave it out where there are any",
+                param="truncate_prompt_tokens",
+            )

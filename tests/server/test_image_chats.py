@@ -1,0 +1,174 @@
+"""Chats with images over HTTP, up to the request that the engine gets."""
+
+import dataclasses
+
+import pytest
+from support.fake_engine import FakeEngine, make_config
+from support.http_app import http_client
+from support.images import data_url, encoded, picture
+from support.tiny_processors import make_processor_files, oracle_inputs, vision_info
+
+from plait.platform.intake import Intake
+from plait.platform.server.app import create_app
+from plait.platform.server.settings import ServerSettings
+from plait.platform.tokenizer import Tokenizer
+from plait.vision.processor import ImageProcessor
+
+pytestmark = pytest.mark.anyio
+
+CHAT = "/v1/chat/completions"
+FAMILY = "qwen2_vl"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("images") / FAMILY
+    make_processor_files(FAMILY, directory)
+    return Tokenizer.load(directory), directory
+
+
+@pytest.fixture
+def world(tokenizer):
+    """A client of a server whose model sees, and the engine behind it."""
+    tokenizer, directory = tokenizer
+    vision = vision_info(FAMILY, tokenizer)
+    config = make_config(max_model_len=256)
+    model = dataclasses.replace(config.model, vision=vision, vocab_size=tokenizer.vocab_size)
+    engine = FakeEngine(config=dataclasses.replace(config, model=model))
+    engine.tokenizer = tokenizer
+    app = create_app(
+        client=engine,
+        tokenizer=tokenizer,
+        intake=Intake(engine.config, tokenizer),
+        settings=ServerSettings(),
+        processor=ImageProcessor.load(directory, tokenizer, vision),
+    )
+    return http_client(app), engine
+
+
+def image(*size: int, seed: int = 0) -> dict:
+    return {"type": "image_url", "image_url": {"url": data_url(encoded(picture(*size, seed=seed)))}}
+
+
+def text(content: str) -> dict:
+    return {"type": "text", "text": content}
+
+
+MESSAGES = [
+    {"role": "user", "content": [image(48, 32), text("and"), image(16, 40, seed=1)]},
+    {"role": "assistant", "content": "Two."},
+    {"role": "user", "content": [text("which?"), image(48, 32)]},
+]
+
+
+async def test_the_engine_gets_what_transformers_would_give_its_model(world, tokenizer):
+    http, engine = world
+    response = await http.post(CHAT, json={"messages": MESSAGES, "max_tokens": 4})
+    assert response.status_code == 200, response.text
+    (request,) = engine.requests
+    pictures = [picture(48, 32), picture(16, 40, seed=1), picture(48, 32)]
+    plain = [
+        {
+            "role": m["role"],
+            "content": m["content"]
+            if isinstance(m["content"], str)
+            else [p if p["type"] == "text" else {"type": "image"} for p in m["content"]],
+        }
+        for m in MESSAGES
+    ]
+    made = oracle_inputs(FAMILY, tokenizer[0].render_chat(plain), pictures)
+    assert list(request.prompt_token_ids) == made["input_ids"][0].tolist()
+    first, second, third = request.images
+    assert first.key == third.key != second.key
+    assert first.tensors == third.tensors
+    assert b"".join(i.tensors["pixel_values"].data for i in request.images) == (
+        made["pixel_values"].tobytes()
+    )
+    assert len(request.positions) == 3 * 4 * len(request.prompt_token_ids)
+    assert request.position_delta < 0
+    usage = response.json()["usage"]
+    assert usage["prompt_tokens"] == len(request.prompt_token_ids)
+    embeds = sum(i.num_embeds for i in request.images)
+    assert usage["prompt_tokens_details"]["image_tokens"] == embeds
+    counted = await http.post("/tokenize", json={"messages": MESSAGES})
+    assert counted.json()["tokens"] == list(request.prompt_token_ids)
+
+
+async def test_a_chat_without_images_says_nothing_of_them(world):
+    http, engine = world
+    body = {"messages": [{"role": "user", "content": "a < b"}], "max_tokens": 4}
+    response = await http.post(CHAT, json=body)
+    assert "image_tokens" not in response.json()["usage"]["prompt_tokens_details"]
+    (request,) = engine.requests
+    assert (request.images, request.positions, request.spans) == ((), b"", ())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code", "param", "match"),
+    [
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "<|image_pad|>"}]},
+            "invalid_value",
+            "messages[0].content",
+            "stands for an image",
+        ),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": [text("<|image_pad|>"), image(9, 9)]}]},
+            "invalid_value",
+            "messages[0].content[0].text",
+            "stands for an image",
+        ),
+        (
+            "/v1/completions",
+            {"prompt": "see <|image_pad|>"},
+            "invalid_value",
+            "prompt",
+            "stands for images",
+        ),
+        (
+            CHAT,
+            {"messages": MESSAGES, "truncate_prompt_tokens": 9},
+            "invalid_value",
+            "truncate_prompt_tokens",
+            "could cut an image",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [image(64, 64)] * 5}]},
+            "context_length_exceeded",
+            "messages",
+            "the images take 320 tokens, and the prompt may have 255: image 1 takes 64",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [image(9, 9), image(64, 64)]}],
+             "max_tokens": 200},
+            "context_length_exceeded",
+            "messages",
+            "image 2 takes 64",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [text("x" * 200), image(64, 64)]}]},
+            "context_length_exceeded",
+            "messages",
+            "(64 of them for images)",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [image(9, 9), image(1, 300)]}]},
+            "invalid_image",
+            "messages",
+            "image 2: this model cannot take an image of 1 × 300",
+        ),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_is_refused_before_the_engine(world, path, body, code, param, match):
+    http, engine = world
+    response = await http.post(path, json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, code, param)
+    assert match in error["message"]
+    assert engine.requests == []
