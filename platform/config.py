@@ -37,6 +37,7 @@ class Options:
     speculation: str = "auto"  # auto | off
     draft_model: str | None = None  # directory or hub id of a draft model or EAGLE-3 head
     max_draft_tokens: int = 16  # most drafts of one sequence in one step
+    draft_sampling: str = "coupled"  # coupled | rejection: how the draft model's are verified
     num_threads: int | None = None
     seed: int | None = None  # for requests that bring none; None: random each time
     progress: bool = True  # bars while loading and generating

@@ -9,6 +9,7 @@ from plait.platform.budget import MAX_NUM_SEQS, DraftSizes
 from plait.platform.errors import ConfigError, ModelUnsupported
 from plait.platform.kv.pages import DTYPES
 from plait.platform.model import load_model
+from plait.platform.rejecting import RejectingSampler
 from plait.platform.sampling import Sampler
 from plait.platform.tokenizer import Tokenizer
 from plait.speculative.draft_model import DraftBounds, DraftModel
@@ -54,6 +55,10 @@ class LoadedDraft:
             eos_token_ids=model.eos_token_ids,
             max_rows=config.scheduler.max_num_batched_tokens,
         )
+        if config.options.draft_sampling == "rejection":
+            rejecting = RejectingSampler(model.vocab_size, model.eos_token_ids)
+            draw, choose = rejecting.draw, rejecting.choose
+            return DraftModel(self.executor, bounds, choose=choose, mask=mask, draw=draw)
         choose = Sampler(model.vocab_size, model.eos_token_ids).choose
         return DraftModel(self.executor, bounds, choose=choose, mask=mask)
 

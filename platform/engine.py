@@ -62,6 +62,7 @@ class Engine:
         strands: SequenceOf[Strand] = (),
         adapters: AdapterPool | None = None,
         drafter: Drafter | None = None,
+        sampler: Sampler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -73,7 +74,7 @@ class Engine:
         self._executor = executor
         self._tokenizer = tokenizer
         self._extended: dict[str, Tokenizer] = {}  # of generations that add tokens
-        self._sampler = Sampler(config.model.vocab_size, config.model.eos_token_ids)
+        self._sampler = sampler or Sampler(config.model.vocab_size, config.model.eos_token_ids)
         self._clock = clock
         self._seeds = random.Random(config.options.seed)  # None seeds from the system
         self._pending: list[Event] = []  # made outside a step

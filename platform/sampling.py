@@ -26,7 +26,15 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.platform import penalties
-from plait.platform.core import Sequence, Span, SpanResult, StepPlan, StepResult, TokenLogprobs
+from plait.platform.core import (
+    SamplingParams,
+    Sequence,
+    Span,
+    SpanResult,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from plait.platform.errors import BadRequest, InternalError
 from plait.platform.logprobs import token_logprobs
 from plait.platform.noise import Noise, stream_key
@@ -48,7 +56,7 @@ MIN_TEMPERATURE = 1e-4
 _MAX_WIDTHS = 8  # of vocabularies widened by adapters, whose noise is kept
 
 
-class _NoToken(Exception):
+class NoToken(Exception):
     """A row from which no token can be chosen; the message is the sequence's error."""
 
     def __init__(self, message: str, code: str = InternalError.code) -> None:
@@ -57,7 +65,7 @@ class _NoToken(Exception):
 
 
 @dataclass(slots=True)
-class _Row:
+class Row:
     """The logits of one sample row."""
 
     logits: Floats  # without what a grammar forbids
@@ -129,8 +137,8 @@ class Sampler:
         """
         with np.errstate(all="ignore"):
             try:
-                return self._choose(seq, drafts, _Row(logits=logits, raw=logits, masked=masked))
-            except _NoToken:
+                return self._choose(seq, drafts, Row(logits=logits, raw=logits, masked=masked))
+            except NoToken:
                 return None
 
     def _logits(self, hidden: torch.Tensor, rows: np.ndarray, executor: Executor) -> Floats:
@@ -143,7 +151,7 @@ class Sampler:
         logits: Floats,
         masks: RowMasks | None,
         first_row: int,
-    ) -> Iterator[list[_Row]]:
+    ) -> Iterator[list[Row]]:
         """The rows of each span, masked; they are consecutive ones of `logits`."""
         raw: dict[int, Floats] = {}
         masked: SequenceOf[bool] = ()
@@ -154,7 +162,7 @@ class Sampler:
         for span in spans:
             width = self._width(span.sequence)
             yield [
-                _Row(
+                Row(
                     logits=logits[r, :width],
                     raw=raw.get(r, logits[r])[:width],
                     masked=masks is not None and masked[r],
@@ -172,15 +180,15 @@ class Sampler:
         """Noise of so many tokens; each token's is the same in all."""
         return self._noise if width == self._vocab_size else self._wider_noise(width)
 
-    def _guarded(self, span: Span, rows: list[_Row]) -> SpanResult:
+    def _guarded(self, span: Span, rows: list[Row]) -> SpanResult:
         if span.sequence.request.grammar is not None and not rows[0].masked:
             return SpanResult(error="the grammar of this request was not enforced")
         try:
             return self._verify(span, rows)
-        except _NoToken as error:
+        except NoToken as error:
             return SpanResult(error=str(error), error_code=error.code)
 
-    def _verify(self, span: Span, rows: list[_Row]) -> SpanResult:
+    def _verify(self, span: Span, rows: list[Row]) -> SpanResult:
         """Accept drafts while they equal the samples; rows behind a wrong draft mean nothing."""
         num_top = span.sequence.request.params.logprobs
         tokens: list[int] = []
@@ -194,41 +202,38 @@ class Sampler:
                 break
         return SpanResult(token_ids=tuple(tokens), logprobs=tuple(logprobs))
 
-    def _choose(self, seq: Sequence, drafts: tuple[int, ...], row: _Row) -> int:
+    def _choose(self, seq: Sequence, drafts: tuple[int, ...], row: Row) -> int:
         """The token that follows `seq` and `drafts`."""
-        params, logits = seq.request.params, row.logits
-        changes = penalties.changes_logits(params, seq.num_output_tokens + len(drafts))
-        if changes:
-            if not row.masked:
-                _check(logits, int(logits.argmax()))
-            logits = penalties.apply(logits, seq, drafts, self._eos_token_ids, self._histories)
+        params = seq.request.params
+        logits, changed = self._changed(seq, drafts, row)
         while True:
             best = int(logits.argmax())
-            if (changes or row.masked) and logits[best] == -np.inf:
-                raise _NoToken(_GRAMMAR_AND if row.masked else _NOTHING_LEFT, BadRequest.code)
-            _check(logits, best)
+            if (changed or row.masked) and logits[best] == -np.inf:
+                raise NoToken(_GRAMMAR_AND if row.masked else NOTHING_LEFT, BadRequest.code)
+            check_finite(logits, best)
             position = len(seq.tokens) + len(drafts)
             token = best if params.greedy else self._draw(seq, position, logits)
             if row.veto is None or not row.veto(token):
                 return token
             logits[token] = -np.inf
 
+    def _changed(self, seq: Sequence, drafts: tuple[int, ...], row: Row) -> tuple[Floats, bool]:
+        """Logits with penalties, bias and bans, and whether there are any."""
+        if not penalties.changes_logits(seq.request.params, seq.num_output_tokens + len(drafts)):
+            return row.logits, False
+        if not row.masked:
+            check_finite(row.logits, int(row.logits.argmax()))
+        changed = penalties.apply(row.logits, seq, drafts, self._eos_token_ids, self._histories)
+        return changed, True
+
     def _draw(self, seq: Sequence, position: int, row: Floats) -> int:
         """The sample at a position, from a row whose largest logit is finite."""
-        params = seq.request.params
         key = stream_key(seq.seed, seq.index, position)
-        temperature = max(params.temperature, MIN_TEMPERATURE)
+        temperature = max(seq.request.params.temperature, MIN_TEMPERATURE)
         noise = self._noise_of(len(row))
-        left = np.flatnonzero(row > -np.inf) if _is_sparse(row) else None
-        values = row if left is None else row[left]
-        ids = kept_tokens(values, temperature, params.top_k, params.top_p, params.min_p)
-        if ids is not None:
-            values = values[ids]
-        if left is not None:
-            ids = left if ids is None else left[ids]
-        if ids is None:
-            return gumbel_argmax(noise, key, values, temperature)
-        return int(ids[gumbel_argmax(noise, key, values, temperature, ids)])
+        values, ids = kept_values(row, temperature, seq.request.params)
+        token = gumbel_argmax(noise, key, values, temperature, ids)
+        return token if ids is None else int(ids[token])
 
     def _prompt_logprobs(
         self, span: Span, first_row: int, hidden: torch.Tensor, executor: Executor
@@ -253,18 +258,32 @@ class Sampler:
         return tuple(found)
 
 
+def kept_values(
+    row: Floats, temperature: float, params: SamplingParams
+) -> tuple[Floats, npt.NDArray[np.int64] | None]:
+    """The logits of the tokens that filters leave, and their ids, ascending; None: all tokens."""
+    left = np.flatnonzero(row > -np.inf) if _is_sparse(row) else None
+    values = row if left is None else row[left]
+    ids = kept_tokens(values, temperature, params.top_k, params.top_p, params.min_p)
+    if ids is not None:
+        values = values[ids]
+    if left is not None:
+        ids = left if ids is None else left[ids]
+    return values, ids
+
+
 _NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
-_NOTHING_LEFT = "allowed_token_ids and bad_words leave no token to choose"
+NOTHING_LEFT = "allowed_token_ids and bad_words leave no token to choose"
 _GRAMMAR_AND = (
     "the constraint on the answer's form, with allowed_token_ids, bad_words and the model's own "
     "limits, leaves no token to choose: leave out allowed_token_ids and bad_words"
 )
 
 
-def _check(row: Floats, best: int) -> None:
+def check_finite(row: Floats, best: int) -> None:
     """Refuse a row whose best value is not finite: argmax finds NaN first."""
     if not np.isfinite(row[best]):
-        raise _NoToken(_NOT_FINITE)
+        raise NoToken(_NOT_FINITE)
 
 
 def _is_sparse(row: Floats) -> bool:

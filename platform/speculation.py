@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from plait.platform.draft_loading import LoadedDraft, load_draft
+from plait.platform.errors import ConfigError
 from plait.platform.head_loading import LoadedHead, find_head, load_drafting_head
+from plait.platform.rejecting import RejectingSampler
 from plait.speculative.economy import Economy
 from plait.speculative.lookup import SequenceLookup
 from plait.speculative.recent import RecentAnswers
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from plait.platform.config import EngineConfig, Options
     from plait.platform.core import Sequence
     from plait.platform.model.executor import TorchExecutor
+    from plait.platform.sampling import Sampler
     from plait.platform.tokenizer import Tokenizer
     from plait.structured.strand import GrammarStrand
 
@@ -24,12 +27,25 @@ Loaded = LoadedDraft | LoadedHead
 def load_drafting(options: Options, executor: TorchExecutor, tokenizer: Tokenizer) -> Loaded:
     """Load `options.draft_model`, a model or a head, to draft for the model of `executor`.
 
-    Raises `ConfigError` or `ModelUnsupported`, of the parameter `draft_model`.
+    Raises `ConfigError` or `ModelUnsupported`, of `draft_model` or `draft_sampling`.
     """
     head = find_head(options)
     if head is not None:
+        if options.draft_sampling == "rejection":
+            raise ConfigError(
+                "--draft-sampling rejection is for draft models, and --draft names an EAGLE head: "
+                "leave it out, and its drafts are coupled",
+                param="draft_sampling",
+            )
         return load_drafting_head(head, options, executor)
     return load_draft(options, executor.model, executor.kv_groups, tokenizer)
+
+
+def make_sampler(config: EngineConfig) -> Sampler | None:
+    """What verifies drafts, if not as usual."""
+    if config.options.draft_sampling == "coupled":
+        return None
+    return RejectingSampler(config.model.vocab_size, config.model.eos_token_ids)
 
 
 def make_speculator(
@@ -55,5 +71,6 @@ def make_speculator(
         texts=(SequenceLookup(vocab_size), RecentAnswers(vocab_size)),
         model=model,
         head=head,
+        draws=config.options.draft_sampling == "rejection",
     )
     return speculator

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from plait.platform import budget
 from plait.platform.config import EngineConfig, Options
+from plait.platform.errors import ConfigError
 from plait.platform.intake import Intake
 from plait.platform.tokenizer import Tokenizer
 
@@ -59,6 +60,7 @@ def start_engine(
 
     Raises `PlaitError`: `ConfigError` or `ModelUnsupported` with the exact cause.
     """
+    _check_draft_sampling(options)
     phases: dict[str, float] = {}
 
     @contextmanager
@@ -123,6 +125,20 @@ def start_engine(
     )
 
 
+def _check_draft_sampling(options: Options) -> None:
+    if options.draft_sampling not in ("coupled", "rejection"):
+        raise ConfigError(
+            f"--draft-sampling takes coupled or rejection, got {options.draft_sampling!r}",
+            param="draft_sampling",
+        )
+    if options.draft_sampling == "rejection" and options.draft_model is None:
+        raise ConfigError(
+            "--draft-sampling rejection verifies what a draft model drew, and there is none: name "
+            "one with --draft, or leave it out",
+            param="draft_sampling",
+        )
+
+
 def make_engine(
     config: EngineConfig,
     executor: Executor,
@@ -148,13 +164,22 @@ def make_engine(
         strands.append(AdapterStrand(pool, drain_s=config.options.adapter_drain_s))
     if fit.encoder_bytes:
         strands.append(_vision(config, executor, fit))
-    drafter = None
+    drafter = sampler = None
     if config.options.speculation == "auto":
-        from plait.platform.speculation import make_speculator
+        from plait.platform.speculation import make_sampler, make_speculator
 
         drafter = make_speculator(config, grammars, draft)
         strands.append(drafter)
-    return Engine(config, executor, tokenizer, strands=strands, adapters=pool, drafter=drafter)
+        sampler = make_sampler(config)
+    return Engine(
+        config,
+        executor,
+        tokenizer,
+        strands=strands,
+        adapters=pool,
+        drafter=drafter,
+        sampler=sampler,
+    )
 
 
 def _vision(config: EngineConfig, executor: Executor, fit: budget.Fit) -> VisionStrand:

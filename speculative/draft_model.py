@@ -10,6 +10,9 @@ Each draft is chosen as the target will choose: with the request's own temperatu
 bans and grammar, and with the noise of that position (coupled sampling). Verification never looks
 at the draft's probabilities, so this may share the noise, and a draft model that equals the target
 is always right. Nothing here can change a text; what fails here costs drafts, never a request.
+
+Where rejection sampling verifies (`rejection`), drafts have noise of their own, and what each was
+drawn from goes along. How many are drawn must not depend on them, so `floor` does not end these.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import numpy.typing as npt
 from plait.platform.batch import build
 from plait.platform.core import Sequence, Span, StepPlan
 from plait.speculative.draft_blocks import DraftBlocks, DraftState
+from plait.speculative.rejection import Distribution, is_drawn
 from plait.speculative.source import Draft, Round, Want
 
 if TYPE_CHECKING:
@@ -55,6 +59,15 @@ class Choose(Protocol):
         """`logits` has the width of the sequence's vocabulary, and may be changed."""
 
 
+class Draw(Protocol):
+    """A draft behind a sequence and drafts, and what it was drawn from; None where none can be."""
+
+    def __call__(
+        self, sequence: Sequence, drafts: tuple[int, ...], logits: Floats, /
+    ) -> tuple[int, Distribution] | None:
+        """`logits` has the width of the sequence's vocabulary, and may be changed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftBounds:
     """What the draft model has to keep to."""
@@ -79,6 +92,7 @@ class _Work:
     start: int  # the next forward computes positions start … end - 1
     end: int = 0
     chances: list[float] = field(default_factory=list)
+    probs: list[Distribution] = field(default_factory=list)  # in place of chances, where drawn
 
     @property
     def length(self) -> int:
@@ -95,7 +109,8 @@ class DraftModel:
     """Implements `source.ModelSource`. Belongs to the engine's thread.
 
     `executor` is the draft model's; its pages are allocated. `mask` may be missing as long as
-    nobody asks for drafts of a sequence with a grammar.
+    nobody asks for drafts of a sequence with a grammar. With `draw`, drafts are for rejection
+    sampling wherever a request allows it.
     """
 
     name = "model"
@@ -107,6 +122,7 @@ class DraftModel:
         *,
         choose: Choose,
         mask: Mask | None = None,
+        draw: Draw | None = None,
     ) -> None:
         self.model = executor.model
         self.last = Round()
@@ -115,6 +131,7 @@ class DraftModel:
         self._bounds = bounds
         self._choose = choose
         self._mask = mask
+        self._draw = draw
         self._num_groups = len(executor.kv_groups)
         self._blocks = DraftBlocks(
             block_size=bounds.block_size,
@@ -300,6 +317,13 @@ class DraftModel:
         sequence = work.want.sequence
         row = self._fit(logits, sequence.request.vocab_size or self._bounds.vocab_size)
         drafts = tuple(work.drafts)
+        if self._draw is not None and is_drawn(sequence.request) and not work.want.after:
+            drawn = self._draw(sequence, drafts, row)
+            if drawn is None:
+                return False
+            work.drafts.append(drawn[0])
+            work.probs.append(drawn[1])
+            return self._goes_on(work, drawn[0])
         masked = sequence.request.grammar is not None
         if masked and (self._mask is None or not self._mask(sequence, drafts, row)):
             return False
@@ -336,8 +360,12 @@ class DraftModel:
 def _draft(work: _Work) -> Draft | None:
     if not work.num_drafted:
         return None
-    tokens = tuple(work.drafts[len(work.want.after) :])
-    return Draft(tokens=tokens, source=DraftModel.name, chances=tuple(work.chances))
+    return Draft(
+        tokens=tuple(work.drafts[len(work.want.after) :]),
+        source=DraftModel.name,
+        chances=tuple(work.chances),
+        probs=tuple(work.probs),
+    )
 
 
 def _chance(row: Floats, token: int, temperature: float) -> float:

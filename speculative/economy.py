@@ -72,8 +72,13 @@ class Economy:
         draft_seconds: Callable[[int], float],
         *,
         start_seconds: float = 0.0,
+        max_rows: int | None = None,
     ) -> list[int]:
-        """How deep a model is to draft for each of `wanted`, a sequence and its limit."""
+        """How deep a model is to draft for each of `wanted`, a sequence and its limit.
+
+        `max_rows`: where all that is drafted will be verified, whatever it is. Then at most so many
+        rows, and no more than can be paid.
+        """
         if self.ledger.is_asleep(source) or not self._step.load.num_decoding:
             return [0] * len(wanted)
         expected = [self.acceptance.expected(w, source, limit) for w, limit in wanted]
@@ -82,11 +87,31 @@ class Economy:
         )
         if not any(depths) and self.ledger.is_due(source):
             depths = probe([limit for _, limit in wanted], PROBE_ROWS)
-        spent = sum(
-            draft_seconds(sum(d > i for d in depths)) for i in range(max(depths, default=0))
-        )
-        affordable = start_seconds + spent <= self.ledger.risk_s([source])
-        return depths if affordable else [0] * len(wanted)
+        risk_s = self.ledger.risk_s([source]) - start_seconds
+        if max_rows is not None:
+            return self._affordable(depths, draft_seconds, risk_s, max_rows)
+        return depths if _drafting(depths, draft_seconds) <= risk_s else [0] * len(wanted)
+
+    def _affordable(
+        self,
+        depths: list[int],
+        draft_seconds: Callable[[int], float],
+        risk_s: float,
+        max_rows: int,
+    ) -> list[int]:
+        """Cut the deepest until drafting and verifying all can be paid."""
+        depths = list(depths)
+        added = self._step.load.ladder(self.cost, sum(depths))
+        while any(depths) and (
+            sum(depths) > max_rows or _drafting(depths, draft_seconds) + added[sum(depths)] > risk_s
+        ):
+            depths[depths.index(max(depths))] -= 1
+        return depths
+
+    def taken(self, source: str) -> None:
+        """Drafts of a source are verified that `choose` was not asked for."""
+        if self.ledger.is_due(source):
+            self.ledger.probing(source)
 
     def choose(self, offers: SequenceOf[Offer], *, max_rows: int = MAX_DRAFT_ROWS) -> list[int]:
         """How many tokens of each offer to verify, at most `max_rows` together."""
@@ -193,6 +218,12 @@ class Economy:
                 if taken < num:
                     break
             counts[i] = kept
+
+
+def _drafting(depths: SequenceOf[int], draft_seconds: Callable[[int], float]) -> float:
+    """Seconds that drafting so deep takes."""
+    active = (sum(d > i for d in depths) for i in range(max(depths, default=0)))
+    return sum(map(draft_seconds, active))
 
 
 def split(drafts: SequenceOf[Draft], count: int) -> list[tuple[Draft, int]]:

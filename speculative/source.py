@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from plait.platform.batch import StepBatch
     from plait.platform.core import Sequence, StepPlan, StepResult
+    from plait.speculative.rejection import Distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,9 @@ class Draft:
     bucket: int = 0  # the source's class of confidence; how drafts fare is counted for each alone
     # The source's own estimate of each token's chance, given those before it; empty: it has none.
     chances: tuple[float, ...] = ()
+    # What each token was drawn from, where rejection sampling is to verify them; else empty. Then
+    # the draft is taken whole or not at all, and for reasons that do not look at its tokens.
+    probs: tuple[Distribution, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

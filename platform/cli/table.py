@@ -213,6 +213,11 @@ SPECULATION = (
         metavar="MODEL",
     ),
     _draft("max_draft_tokens", "Most drafts of one sequence in one step.", low=1),
+    _draft(
+        "draft_sampling",
+        "How a draft model's drafts are verified; coupled: no text depends on drafts.",
+        choices=("coupled", "rejection"),
+    ),
 )
 ADAPTERS = (
     _flag(

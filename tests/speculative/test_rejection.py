@@ -7,7 +7,7 @@ import pytest
 
 from plait.platform.noise import Noise
 from plait.speculative import rejection
-from plait.speculative.rejection import RejectionSampler
+from plait.speculative.rejection import Distribution, RejectionSampler
 
 VOCAB = 10
 NUM_DRAWS = 20_000
@@ -22,18 +22,23 @@ def distributions(num_rows: int, seed: int) -> np.ndarray:
     return rows / rows.sum(axis=1, keepdims=True)
 
 
+def of_rows(rows: np.ndarray) -> list[Distribution]:
+    """Without the tokens that have none, as filters leave them."""
+    return [Distribution(np.flatnonzero(row), row[row > 0]) for row in rows]
+
+
 def runs(pi: np.ndarray, q: np.ndarray, num: int) -> list[tuple[int, ...]]:
     """The tokens at positions 3 and 4 of requests that differ by their seeds only.
 
     A step that ends early is followed by one from where it ended.
     """
     noise, results = Noise(VOCAB), []
-    nothing = np.array([], dtype=np.int64)
+    targets, sources = of_rows(pi), of_rows(q)
     for seed in range(num):
         sampler = RejectionSampler(noise, seed, index=1)
-        tokens = sampler.verify(pi, q, np.array([sampler.draw(q[0], 3)]), position=3)
+        tokens = sampler.verify(targets, sources, [sampler.draw(sources[0], 3)], position=3)
         if len(tokens) < len(pi):
-            tokens += sampler.verify(pi[1:], q[1:], nothing, position=4)
+            tokens += sampler.verify(targets[1:], sources[1:], [], position=4)
         results.append(tokens)
     return results
 
@@ -67,13 +72,21 @@ def test_acceptance_is_one_less_the_distance() -> None:
     num_accepted, num = 0, 4000
     for seed in range(num):
         sampler = RejectionSampler(noise, seed, 0)
-        drafts = np.array([sampler.draw(q[0], 0)])
-        num_accepted += len(sampler.verify(pi, q, drafts, 0)) == 2
+        (source,) = of_rows(q)
+        drafts = [sampler.draw(source, 0)]
+        num_accepted += len(sampler.verify(of_rows(pi), [source], drafts, 0)) == 2
     assert num_accepted / num == pytest.approx(np.minimum(pi[0], q[0]).sum(), abs=0.03)
 
 
 def test_drafts_that_the_target_forbids_are_never_accepted() -> None:
-    pi, q = np.eye(VOCAB)[[3, 4]], np.eye(VOCAB)[[5]]
+    pi, q = of_rows(np.eye(VOCAB)[[3, 4]]), of_rows(np.eye(VOCAB)[[5]])
     sampler = RejectionSampler(Noise(VOCAB), 1, 0)
-    assert sampler.verify(pi, q, np.array([sampler.draw(q[0], 0)]), 0) == (3,)
-    assert sampler.verify(pi, pi[:1], np.array([3]), 0) == (3, 4)
+    assert sampler.verify(pi, q, [sampler.draw(q[0], 0)], 0) == (3,)
+    assert sampler.verify(pi, pi[:1], [3], 0) == (3, 4)
+
+
+def test_only_as_many_targets_are_made_as_drafts_hold() -> None:
+    pi, q = of_rows(np.eye(VOCAB)[[3, 4, 5]]), of_rows(np.eye(VOCAB)[[3, 6]])
+    targets = iter(pi)
+    assert RejectionSampler(Noise(VOCAB), 1, 0).verify(targets, q, [3, 6], 0) == (3, 4)
+    assert next(targets) is pi[2]
