@@ -247,7 +247,7 @@ class LLM:
         """Token ids of a conversation, as `chat` would have it answered."""
         tokenizer = self._adapters.tokenizer(adapter)
         seen = self._sight.see(messages)
-        chat = chat_prompt(tokenizer, seen.messages, template, None)
+        chat = chat_prompt(tokenizer, self._sight.shown(tokenizer, seen), template, None)
         return self._sight.encode(tokenizer, chat.text, seen)[0]
 
     def close(self) -> None:
@@ -282,7 +282,7 @@ class LLM:
         if spec is None and not template.get("tools"):
             spec = self._adapters.constraint(adapter)
         seen = self._sight.see(messages)
-        chat = chat_prompt(tokenizer, seen.messages, template, spec)
+        chat = chat_prompt(tokenizer, self._sight.shown(tokenizer, seen), template, spec)
         return dataclasses.replace(chat, seen=seen)
 
     def _asked(

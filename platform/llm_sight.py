@@ -61,6 +61,12 @@ class LocalSight:
         self._processor.check_room(images, self._config.scheduler.max_model_len - 1)
         return Seen(messages=read, images=tuple(self._processor.process_blocking(images)))
 
+    def shown(self, tokenizer: Tokenizer, seen: Seen) -> Sequence[Mapping[str, Any]]:
+        """The messages as the tokenizer's template can show them."""
+        if self._processor is None or not seen.images:
+            return seen.messages
+        return self._processor.shown(seen.messages, tokenizer.chat_template_for())
+
     def encode(
         self, tokenizer: Tokenizer, text: str, seen: Seen | None
     ) -> tuple[list[int], PlacedImages | None]:

@@ -20,6 +20,15 @@ _HUB_PATTERNS = [
 ]  # fmt: skip
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
+# It has no chats, and no template: an answer follows one question about images before it.
+_PALIGEMMA = (
+    "{% if messages | length != 1 %}{{ raise_exception('this model answers one message with "
+    "images, and takes no others') }}{% endif %}{% set content = messages[0].content %}"
+    "{% if content is string %}{{ content }}{% else %}"
+    "{% for part in content if part.type == 'image' %}<image>{% endfor %}"
+    "{% for part in content if part.type == 'text' %}{{ part.text }}{% endfor %}{% endif %}"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFiles:
@@ -211,7 +220,9 @@ def set_post_processor(backend: Backend, head: list[str], tail: list[str]) -> No
 def _chat_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
     """Templates by name; a file of its own wins over tokenizer_config.json."""
     found: dict[str, str] = {}
-    value = config.get("chat_template") or _read_json(directory / "chat_template.json").get(
+    # A vision-language model's processor has the latter, which knows images; the tokenizer's own
+    # may be that of the language model it was made from.
+    value = _read_json(directory / "chat_template.json").get("chat_template") or config.get(
         "chat_template"
     )
     if isinstance(value, str):
@@ -223,6 +234,8 @@ def _chat_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
     own = directory / "chat_template.jinja"
     if own.is_file():
         found["default"] = own.read_text(encoding="utf-8")
+    if not found and _read_json(directory / "config.json").get("model_type") == "paligemma":
+        found["default"] = _PALIGEMMA
     if found and "default" not in found:
         found["default"] = next(iter(found.values()))
     return found

@@ -21,6 +21,7 @@ from plait.platform.core import Array
 from plait.platform.errors import (
     BadRequest,
     ContextLengthExceeded,
+    ImageTooLarge,
     InternalError,
     InvalidImage,
     ModelUnsupported,
@@ -29,18 +30,20 @@ from plait.platform.errors import (
 from plait.vision.decode import DecodedImage
 from plait.vision.expansion import build_processor, read_json
 from plait.vision.identity import checkpoint_digest, checkpoint_directory
-from plait.vision.limits import MIB
+from plait.vision.limits import MIB, amount
 from plait.vision.placing import PlacedImages, ProcessedImage, place
 from plait.vision.preparation import all_of
 from plait.vision.recipes import NEEDS_TORCHVISION, Recipe, recipe_of
 from plait.vision.shared_work import SharedWork
 
 if TYPE_CHECKING:
+    from plait.platform.chat_template import ChatTemplate
     from plait.platform.config import ModelInfo, Options, VisionInfo
     from plait.platform.tokenizer import Tokenizer
 
 log = logging.getLogger("plait.vision")
 
+REQUEST_BYTES = 1024 * MIB  # of one request's images, processed
 KEPT_BYTES = 256 * MIB
 # Of an image's sides. Some families resize the shorter one to a fixed length, which would make a
 # thin image of a few kB as large as memory. It is Qwen's own bound.
@@ -71,6 +74,7 @@ class ImageProcessor:
         self._processor = processor
         self._recipe = recipe
         self._embedded = embedded
+        self._bytes_per_token = 0.0  # of tensors; known once it was tried
         merged = processor._merge_kwargs(tokenizer_init_kwargs={}, return_tensors="np")
         self._options: dict[str, Any] = merged["images_kwargs"]
         self._identity = f"{identity}\0{_settings(processor, self._options)}"
@@ -138,6 +142,7 @@ class ImageProcessor:
             raise _unsupported(
                 family, f"its processor fails ({type(cause).__name__}: {cause})"
             ) from error
+        self._bytes_per_token = tried.num_bytes / max(1, tried.num_embeds)
         ids = tokenizer.encode(tried.text, add_special_tokens=False)
         if not 0 < tried.num_embeds == ids.count(self.vision.image_token_id):
             raise _unsupported(
@@ -210,9 +215,16 @@ class ImageProcessor:
     def check_room(self, images: Sequence[DecodedImage], room: int) -> None:
         """Refuse images that alone are longer than `room` tokens, before they are processed.
 
-        Raises `ContextLengthExceeded` with the numbers.
+        Raises `ContextLengthExceeded` with the numbers, `ImageTooLarge` over the bound on memory.
         """
         counts = [self.count(i.height, i.width, alone=len(images) == 1) for i in images]
+        num_bytes = int(sum(counts) * self._bytes_per_token)
+        if num_bytes > REQUEST_BYTES:
+            raise ImageTooLarge(
+                f"the images take {amount(num_bytes)} as the model reads them; at most "
+                f"{amount(REQUEST_BYTES)} are taken. Send fewer, or smaller ones",
+                param="messages",
+            )
         if sum(counts) <= room:
             return
         most = max(range(len(counts)), key=counts.__getitem__)
@@ -246,6 +258,20 @@ class ImageProcessor:
             for number, value in enumerate(content):
                 self.check_text(value, f"{at}[{number}]")
 
+    def shown(
+        self, messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None
+    ) -> Sequence[Mapping[str, Any]]:
+        """Messages as `template` can show them: one that reads strings alone gets placeholders."""
+        if template is None or template.takes_parts:
+            return messages
+        place = {"type": "text", "text": self.placeholder}
+        return [
+            {**message, "content": [place if p.get("type") == "image" else p for p in content]}
+            if isinstance(content := message.get("content"), list)
+            else message
+            for message in messages
+        ]
+
     def encode(
         self, text: str, images: Sequence[ProcessedImage], encode: Callable[[str], list[int]]
     ) -> tuple[list[int], PlacedImages]:
@@ -255,6 +281,11 @@ class ImageProcessor:
         """
         self._check_places(text, len(images))
         if not images:
+            if self._recipe.begins_behind:
+                raise BadRequest(
+                    "this model answers questions about images: send one with the text",
+                    param="messages",
+                )
             ids = encode(text)
             return ids, place(ids, (), self.vision)
         pieces = text.split(self.placeholder)

@@ -123,7 +123,8 @@ class _Chat:
 
     def _prompts(self, room: int) -> list[prompts.Prompt]:
         tokenizer = self.call.target.tokenizer
-        text = prompts.render_chat(tokenizer, self.messages, self.body, self.wish)
+        shown = self.images.shown(tokenizer, with_tools=self.wish is not None)
+        text = prompts.render_chat(tokenizer, shown, self.body, self.wish)
         begins = False if self.plan is None else self.plan.begins(tokenizer, text)
         ids, images = self.images.encode(tokenizer, text, self.body)
         echo = prompts.final_text(self.messages) if self.body.echo else ""

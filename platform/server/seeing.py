@@ -57,6 +57,14 @@ class ChatImages:
                 time_left_s()
             raise
 
+    def shown(self, tokenizer: Tokenizer, *, with_tools: bool = False) -> list[dict[str, Any]]:
+        """The messages as the tokenizer's template can show them."""
+        processor = self.context.processor
+        if processor is None or not self.parts:
+            return list(self.messages)
+        template = tokenizer.chat_template_for(with_tools=with_tools)
+        return [dict(message) for message in processor.shown(self.messages, template)]
+
     def encode(
         self, tokenizer: Tokenizer, text: str, body: ChatTemplating
     ) -> tuple[list[int], PlacedImages | None]:

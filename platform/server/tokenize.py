@@ -62,7 +62,7 @@ def _tokenize(
 ) -> bytes:
     if images is not None:
         chat = _chat(body)
-        text = prompts.render_chat(tokenizer, list(images.messages), chat)
+        text = prompts.render_chat(tokenizer, images.shown(tokenizer), chat)
         ids, _ = images.encode(tokenizer, text, chat)
     else:
         special = body.add_special_tokens

@@ -18,7 +18,13 @@ from PIL import Image
 from support.images import picture
 from support.tiny_processors import SPECS, make_processor_files, oracle_inputs, vision_info
 
-from plait.platform.errors import BadRequest, ContextLengthExceeded, InvalidImage, ModelUnsupported
+from plait.platform.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    ImageTooLarge,
+    InvalidImage,
+    ModelUnsupported,
+)
 from plait.platform.model.families import FAMILIES as FAMILIES_OF_MODELS
 from plait.platform.model.families import family_of
 from plait.platform.tokenizer import Tokenizer
@@ -287,3 +293,40 @@ def test_the_models_take_the_tensors_that_recipes_make() -> None:
     assert pixtral is not None
     assert pixtral.tensors == RECIPES["mistral3"].tensors
     assert FAMILIES_OF_MODELS.keys() == RECIPES.keys() | set(NEEDS_TORCHVISION)
+
+
+def test_templates_that_read_strings_alone_get_placeholders(root: Path) -> None:
+    processor, tokenizer = loaded("llava", root)
+    plain = tokenizer.with_chat_template(
+        "{% for m in messages %}{{ m.role | upper }}: {{ m.content }}\n{% endfor %}"
+    )
+    messages = [*chat(0, "What is it?"), {"role": "assistant", "content": "My cat."}]
+    assert plain.render_chat(processor.shown(messages, plain.chat_template_for())) == (
+        "USER: <image>\nWhat is it?\nASSISTANT: My cat.\n"
+    )
+    assert processor.shown(messages, tokenizer.chat_template_for()) == messages
+
+
+def test_paligemma_is_asked_without_a_template_of_its_own(root: Path, tmp_path: Path) -> None:
+    processor, _ = loaded("paligemma", root)
+    make_processor_files("paligemma", tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    tokenizer = Tokenizer.load(tmp_path)
+    text = tokenizer.render_chat(chat("caption en", 0))
+    assert text == "<image>caption en"
+    with pytest.raises(BadRequest, match="one message"):
+        tokenizer.render_chat([*chat("a", 0), *chat("b")])
+    with pytest.raises(BadRequest, match="answers questions about images"):
+        encoded(processor, tokenizer, tokenizer.render_chat(chat("a")), [])
+
+
+def test_images_that_would_fill_the_memory_are_refused_by_their_size(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor, _ = loaded("qwen2_vl", root)
+    image = decoded(picture(64, 64))
+    num_bytes = processor.process_blocking([image])[0].num_bytes
+    monkeypatch.setattr("plait.vision.processor.REQUEST_BYTES", 2.2 * num_bytes)
+    processor.check_room([image] * 2, 1000)
+    with pytest.raises(ImageTooLarge, match="as the model reads them"):
+        processor.check_room([image] * 3, 1000)
