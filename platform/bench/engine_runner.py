@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from plait.platform.bench.timing import StepClock, Timing
-from plait.platform.core import FinishReason, Request, SamplingParams
+from plait.platform.core import FinishReason, Request, SamplingParams, Speculation
 from plait.platform.errors import InternalError
 
 if TYPE_CHECKING:
@@ -26,16 +26,20 @@ class EngineRunner:
         *,
         name: str = "plait",
         adapters: Sequence[AdapterInfo] = (),
+        speculation: Speculation | None = None,
+        temperature: float = 0.0,
     ) -> None:
         """With `adapters`, each request uses the next of them."""
         self.name = name
         self._engine = engine
         self._intake = intake
         self._adapters = adapters
+        self._speculation = speculation or Speculation()
+        self._temperature = temperature
         self._num_runs = 0
 
     def run(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> Timing:
-        """Greedy, exactly `output_tokens` each."""
+        """Exactly `output_tokens` each."""
         requests = self._requests(prompts, output_tokens)
         clock = StepClock(len(prompts), sum(map(len, prompts)), time.perf_counter())
         for index, count, now_s in self._answer(requests):
@@ -49,7 +53,9 @@ class EngineRunner:
 
     def _requests(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[Request]:
         self._num_runs += 1
-        params = SamplingParams(temperature=0, max_tokens=output_tokens, ignore_eos=True)
+        params = SamplingParams(
+            temperature=self._temperature, seed=0, max_tokens=output_tokens, ignore_eos=True
+        )
         return [
             self._intake.request(
                 request_id=f"{self.name}-{self._num_runs}-{index}",
@@ -57,6 +63,7 @@ class EngineRunner:
                 params=params,
                 cache_salt=f"{self.name} {self._num_runs}",  # no block of another run matches
                 adapters=self._adapter(index),
+                speculation=self._speculation,
             )
             for index, prompt in enumerate(prompts)
         ]

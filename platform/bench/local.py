@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from plait.platform.bench import machine
+from plait.platform.bench.copying import copying_texts
 from plait.platform.bench.engine_runner import EngineRunner
+from plait.platform.bench.speculation import WITH, WITHOUT, CountingRunner, Workload
 from plait.platform.bench.throughput import PromptMaker
 from plait.platform.bench.timing import Runner
 from plait.platform.bench.workload import Shape, random_token_prompts, texts_of_file
 from plait.platform.config import Options
+from plait.platform.core import Speculation
 from plait.platform.intake import Intake
 from plait.platform.start import start_engine
 
@@ -62,6 +65,36 @@ class LocalEngine:
             adapters=load_random_adapters(self._started, count=count, rank=rank),
         )
 
+    def with_and_without_drafts(self, temperature: float) -> tuple[CountingRunner, CountingRunner]:
+        """The same engine, whose requests want drafts or none."""
+        engine, intake = self._started.engine, Intake(self._config, self._started.tokenizer)
+        drafting, plain = (
+            CountingRunner(
+                EngineRunner(
+                    engine,
+                    intake,
+                    name=name,
+                    speculation=Speculation(enabled=enabled),
+                    temperature=temperature,
+                ),
+                lambda: engine.stats,
+            )
+            for name, enabled in ((WITH, True), (WITHOUT, False))
+        )
+        return drafting, plain
+
+    def workloads(self, file: str | None) -> list[Workload]:
+        """Without and with something to copy; or what a file has."""
+        if file is not None:
+            greedy = self.with_and_without_drafts(0.0)
+            return [Workload(name="file", prompts=self.prompts(file), runners=greedy)]
+        # Greedy answers to random tokens soon repeat themselves, which is copying too.
+        drawn, greedy = self.with_and_without_drafts(1.0), self.with_and_without_drafts(0.0)
+        return [
+            Workload(name="random", prompts=self._random_prompts, runners=drawn),
+            Workload(name="copying", prompts=self._copying_prompts, runners=greedy),
+        ]
+
     def facts(self) -> dict[str, Any]:
         """What a report says about model and machine."""
         model, scheduler = self._config.model, self._config.scheduler
@@ -77,6 +110,13 @@ class LocalEngine:
             "max_num_seqs": scheduler.max_num_seqs,
             "max_num_batched_tokens": scheduler.max_num_batched_tokens,
         }
+
+    def _copying_prompts(self, shape: Shape, seed: int) -> list[list[int]]:
+        tokenizer = self._started.tokenizer
+        texts = copying_texts(shape, lambda text: len(tokenizer.encode(text)), seed)
+        if not tokenizer.has_chat_template:
+            return [tokenizer.encode(text + "\n\n") for text in texts]
+        return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
 
     def _random_prompts(self, shape: Shape, seed: int) -> list[list[int]]:
         # The tokenizer's vocabulary, not the model's: rows of padding are no text.

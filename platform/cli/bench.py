@@ -32,7 +32,12 @@ app = typer.Typer(
 def throughput(*, flags: Resolved) -> None:
     """Tokens per second of MODEL in this process, by batch size."""
     measuring, batches = flags.build(Measuring), flags.build(Batches)
-    options = _options(flags, measuring, max(batches.batch_sizes))
+    more = 0
+    if batches.compare_speculation:  # what is to be copied is a whole answer, with a task around it
+        more = max(measuring.output_len - measuring.input_len, 0) + 160
+    options = _options(flags, measuring, max(batches.batch_sizes), num_more=more)
+    if batches.compare_speculation:
+        _check_speculation(flags, batches)
     # Runs on one core can be compared; more cores bring the host's moods in.
     engine = _local_engine(flags, options, one_core=batches.compares)
     from plait.platform.bench.report import throughput_table
@@ -46,13 +51,19 @@ def throughput(*, flags: Resolved) -> None:
         warm_up=measuring.warm_up,
         seed=measuring.bench_seed,
     )
+    report = {"bench": "throughput"} | engine.facts() | {"plan": dataclasses.asdict(plan)}
+    if batches.compare_speculation:
+        from plait.platform.bench import speculation
+
+        results = speculation.measure(plan, engine.workloads(measuring.prompt_file), _tell)
+        _finish(measuring, report | {"results": results}, speculation.table(results))
+        return
     runners: list[Any] = [engine.runner]
     if batches.random_adapters:
         runners.append(engine.with_adapters(batches.random_adapters, batches.adapter_rank))
     if batches.compare:
         runners.append(engine.transformers_peer())
     results = measure(plan, runners, engine.prompts(measuring.prompt_file), _tell)
-    report = {"bench": "throughput"} | engine.facts() | {"plan": dataclasses.asdict(plan)}
     _finish(measuring, report | {"results": results}, throughput_table(results))
 
 
@@ -112,14 +123,31 @@ def serve(*, flags: Resolved) -> None:
         raise EngineDied("every request to a server failed: see the messages above")
 
 
-def _options(flags: Resolved, measuring: Measuring, batch_size: int) -> Options:
+def _check_speculation(flags: Resolved, batches: Batches) -> None:
+    if batches.compare or batches.random_adapters:
+        raise ConfigError(
+            "--compare-speculation measures one thing alone: drop --compare and --random-adapters",
+            param="compare-speculation",
+        )
+    if flags["speculation"] == "off":
+        raise ConfigError(
+            f"{flags.origin('speculation')} off leaves nothing for --compare-speculation to "
+            "compare: drop one",
+            param="compare-speculation",
+        )
+
+
+def _options(
+    flags: Resolved, measuring: Measuring, batch_size: int, *, num_more: int = 0
+) -> Options:
     """Options with room for the workload, where the user left them open."""
     extra: dict[str, Any] = {}
     if not flags.given("max_num_seqs"):
         extra["max_num_seqs"] = batch_size
     if not flags.given("max_model_len") and measuring.prompt_file is None:
         shortest = 2 * flags["block_size"]  # that an engine takes
-        extra["max_model_len"] = max(measuring.input_len + measuring.output_len, shortest)
+        longest = measuring.input_len + measuring.output_len + num_more
+        extra["max_model_len"] = max(longest, shortest)
     if measuring.prompt_file is not None and flags.given("input_len"):
         raise ConfigError("--prompt-file decides the prompts' lengths: drop --input-len")
     return engine_options(flags, **extra)

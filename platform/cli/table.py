@@ -72,11 +72,12 @@ class Batches:
     compare: str | None = None
     random_adapters: int = 0
     adapter_rank: int = 16
+    compare_speculation: bool = False
 
     @property
     def compares(self) -> bool:
         """Whether several take turns, so that ratios are wanted."""
-        return self.compare is not None or self.random_adapters > 0
+        return self.compare is not None or self.random_adapters > 0 or self.compare_speculation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,15 +195,6 @@ ADAPTER_MEMORY = (
         low=0,
     ),
 )
-VISION_MEMORY = (
-    _memory(
-        "encoder_cache_bytes",
-        'Memory for embeddings of images, such as "512MiB"; 0: no images. Default: a share.',
-        name="encoder-cache-memory",
-        kind=SIZE,
-        low=0,
-    ),
-)
 SPECULATION = (
     _draft("speculation", "Whether to draft tokens ahead.", choices=("auto", "off")),
     _draft(
@@ -213,11 +205,6 @@ SPECULATION = (
         metavar="MODEL",
     ),
     _draft("max_draft_tokens", "Most drafts of one sequence in one step.", low=1),
-    _draft(
-        "draft_sampling",
-        "How a draft model's drafts are verified; coupled: no text depends on drafts.",
-        choices=("coupled", "rejection"),
-    ),
 )
 ADAPTERS = (
     _flag(
@@ -394,6 +381,12 @@ BATCHES = (
         low=0,
     ),
     _flag(Batches, "Measurement", "adapter_rank", "Rank of these adapters.", low=1),
+    _flag(
+        Batches,
+        "Measurement",
+        "compare_speculation",
+        "Run with and without drafts, in turns, on random prompts and on some to copy from.",
+    ),
 )
 LOAD = (
     _load("url", "Server to measure.", metavar="URL"),
@@ -419,7 +412,6 @@ SERVE = (
     *SERVED,
     *MEMORY,
     *ADAPTER_MEMORY,
-    *VISION_MEMORY,
     *SPECULATION,
     *ADAPTERS,
     *HTTP,

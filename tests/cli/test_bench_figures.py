@@ -6,16 +6,20 @@ import math
 import numpy as np
 import pytest
 
+from plait.platform.bench.copying import copying_texts
 from plait.platform.bench.latency import Trace
 from plait.platform.bench.latency import figures as latency_figures
 from plait.platform.bench.load import Sample
 from plait.platform.bench.report import write_json
 from plait.platform.bench.serving import Round, compare, meets, parse_goals, report
+from plait.platform.bench.speculation import CountingRunner, Workload, table
+from plait.platform.bench.speculation import measure as measure_speculation
 from plait.platform.bench.stats import median, percentile, ratio, summary
 from plait.platform.bench.throughput import Plan, measure
 from plait.platform.bench.timing import StepClock, Timing
 from plait.platform.bench.workload import Shape, arrivals, random_token_prompts
 from plait.platform.errors import ConfigError
+from plait.platform.messages import Stats
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 101])
@@ -112,6 +116,45 @@ def test_runners_take_turns_on_the_same_prompts():
     assert [r["batch_size"] for r in results] == [1, 4]
     assert results[1]["ratios"]["theirs"]["decode_rate"] == pytest.approx(2.0)
     assert results[1]["runners"]["ours"]["decode_rate"] == pytest.approx(4 * 8 / 4.5)
+
+
+def test_drafts_are_compared_with_none_and_counted_without_the_warm_up():
+    log: list = []
+
+    def stats() -> Stats:
+        num_runs = sum(name == "drafts" for name, _, _ in log)
+        verified = {"ngram": (10 * num_runs, 6 * num_runs), "suffix": (0, 0)}
+        return Stats(num_draft_runs=4 * num_runs, drafts=verified)
+
+    runners = tuple(
+        CountingRunner(FakeRunner(name, seconds, log), stats)
+        for name, seconds in (("drafts", 0.25), ("none", 1.0))
+    )
+    workloads = [
+        Workload(name=name, prompts=prompts, runners=runners) for name in ("random", "copying")
+    ]
+    plan = Plan(batch_sizes=(1, 2), input_tokens=6, output_tokens=9, repeats=3)
+    results = measure_speculation(plan, workloads, lambda _: None)
+    assert [(r["workload"], r["batch_size"]) for r in results] == [
+        *(("random", 1), ("random", 2)),
+        *(("copying", 1), ("copying", 2)),
+    ]
+    for result in results:
+        assert result["ratios"]["none"]["decode_rate"] == pytest.approx(4.0)
+        assert result["drafts"] == {"ngram": {"verified": 30, "accepted": 18}}
+        assert result["acceptance_length"] == pytest.approx(2.5)
+    assert table(results).row_count == 4
+
+
+def test_prompts_to_copy_from_are_long_enough_and_all_different():
+    shape = Shape(batch_size=32, input_tokens=40, output_tokens=64)
+    texts = copying_texts(shape, lambda text: len(text.split()), seed=1)
+    assert len(set(texts)) == 32
+    assert texts == copying_texts(shape, lambda text: len(text.split()), seed=1)
+    for text in texts:
+        task, _, source = text.partition("\n\n")
+        assert len(source.split()) >= 64
+        assert task.startswith(("Repeat this text", "Write these people as a JSON"))
 
 
 def test_latency_of_known_moments():
