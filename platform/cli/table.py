@@ -195,6 +195,15 @@ ADAPTER_MEMORY = (
         low=0,
     ),
 )
+VISION_MEMORY = (
+    _memory(
+        "encoder_cache_bytes",
+        'Memory for embeddings of images, such as "512MiB"; 0: no images. Default: a share.',
+        name="encoder-cache-memory",
+        kind=SIZE,
+        low=0,
+    ),
+)
 SPECULATION = (
     _draft("speculation", "Whether to draft tokens ahead.", choices=("auto", "off")),
     _draft(
@@ -205,6 +214,11 @@ SPECULATION = (
         metavar="MODEL",
     ),
     _draft("max_draft_tokens", "Most drafts of one sequence in one step.", low=1),
+    _draft(
+        "draft_sampling",
+        "How a draft model's drafts are verified; coupled: no text depends on drafts.",
+        choices=("coupled", "rejection"),
+    ),
 )
 ADAPTERS = (
     _flag(
@@ -412,6 +426,7 @@ SERVE = (
     *SERVED,
     *MEMORY,
     *ADAPTER_MEMORY,
+    *VISION_MEMORY,
     *SPECULATION,
     *ADAPTERS,
     *HTTP,
