@@ -1,6 +1,8 @@
-"""Speculation: draft sources, the draft budget, acceptance statistics.
+"""Speculation: where draft tokens come from, and how many of them a step verifies.
 
-This part owns where draft tokens come from and how many a step may verify. Until the draft source
-that a request names can be served here, the request is refused by an error that names the source;
-the setting is never ignored.
+`speculator` is what the engine asks before each plan. Sources: `lookup` and `recent` (text),
+`draft_model`, `eagle`; grammars say what they force. `economy` chooses among what they offer, by
+`acceptance`, `cost`, `budget` and `ledger`; `tally` counts what became of it. Verification is in
+the common step (`platform.sampling`), so nothing in here can change a token: what is wrong or
+fails here costs time, and never an answer.
 """
