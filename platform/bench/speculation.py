@@ -1,13 +1,19 @@
-"""What drafts bring: the same engine with and without them, in turns on the same prompts."""
+"""What drafts bring: the same engine with and without them, in turns on the same prompts.
+
+Beside the ratio of rates stands that of processor time, which says more where others use the
+machine too.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Column, Table
 
+from plait.platform.bench.stats import ratio
 from plait.platform.bench.throughput import Plan, PromptMaker
 from plait.platform.bench.throughput import measure as measure_throughput
 
@@ -21,20 +27,22 @@ WITH, WITHOUT = "drafts", "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafted:
-    """Drafts of one batch."""
+    """Drafts of one batch, and what it took."""
 
+    cpu_s: float  # of this process, prompts included
     num_runs: int  # runs of drafts that were verified
     by_source: dict[str, tuple[int, int]]  # verified, output
 
     @staticmethod
-    def between(before: Stats, after: Stats) -> Drafted:
+    def between(before: Stats, after: Stats, cpu_s: float) -> Drafted:
         """What came between two moments of an engine."""
         found = {}
         for source, (verified, output) in after.drafts.items():
             known = before.drafts.get(source, (0, 0))
             if verified > known[0]:
                 found[source] = (verified - known[0], output - known[1])
-        return Drafted(num_runs=after.num_draft_runs - before.num_draft_runs, by_source=found)
+        num_runs = after.num_draft_runs - before.num_draft_runs
+        return Drafted(cpu_s=cpu_s, num_runs=num_runs, by_source=found)
 
 
 class CountingRunner:
@@ -48,9 +56,10 @@ class CountingRunner:
 
     def run(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> Timing:
         """See `Runner.run`."""
-        before = self._stats()
+        before, began_s = self._stats(), time.process_time()
         timing = self._runner.run(prompts, output_tokens)
-        self.runs.append(Drafted.between(before, self._stats()))
+        cpu_s = time.process_time() - began_s
+        self.runs.append(Drafted.between(before, self._stats(), cpu_s))
         return timing
 
 
@@ -73,8 +82,10 @@ def measure(
             tell(f"{workload.name} prompts, batch {size}")
             one = replace(plan, batch_sizes=(size,))
             (result,) = measure_throughput(one, workload.runners, workload.prompts, tell)
-            drafted = _sum(workload.runners[0].runs[-plan.repeats :])
-            results.append({"workload": workload.name} | result | drafted)
+            with_drafts, without = (r.runs[-plan.repeats :] for r in workload.runners)
+            cpu = ratio([r.cpu_s for r in without], [r.cpu_s for r in with_drafts])
+            result |= {"workload": workload.name, "cpu_ratio": cpu} | _sum(with_drafts)
+            results.append(result)
     return results
 
 
@@ -96,11 +107,11 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
     """Decode rates without and with drafts, by workload and batch size."""
     shown = Table(
         "prompts",
-        *(Column(t, justify="right") for t in ("batch", "none", "drafts", "ratio", "a run")),
+        *(Column(t, justify="right") for t in ("batch", "none", "drafts", "ratio", "CPU", "a run")),
         "accepted of verified",
         caption=(
-            "tokens per second once all prompts are done, medians; "
-            "a run: tokens from a sequence's step with drafts"
+            "tokens per second once all prompts are done, medians; CPU: ratio of processor time, "
+            "prompts included; a run: tokens from a sequence's step with drafts"
         ),
     )
     for result in results:
@@ -112,6 +123,7 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
             f"{rates[WITHOUT]:.1f}",
             f"{rates[WITH]:.1f}",
             f"[bold]{result['ratios'][WITHOUT]['decode_rate']:.2f}[/]",
+            f"{result['cpu_ratio']:.2f}",
             "–" if length is None else f"{length:.2f}",
             ", ".join(f"{s} {d['accepted']}/{d['verified']}" for s, d in result["drafts"].items()),
         )
