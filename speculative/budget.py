@@ -122,19 +122,17 @@ def draft_depths(
     load: Load,
     cost: StepCost,
     draft_seconds: Callable[[int], float],
-    *,
-    start_seconds: float = 0.0,
 ) -> list[int]:
     """How deep a model is to draft for each sequence; all zeros where drafting does not pay.
 
     `expected`: survivals by depth, as far as known before drafting. `draft_seconds`: of one depth
-    for so many sequences at once. `start_seconds`: spent before the first, as for rows that the
-    draft model lags behind. A depth pays for a sequence if its chance of a token, at the present
-    price of one, is worth its share of the drafting and its row. What gets into the next depth has
-    paid for this one, so all of it is judged together: the depth at which tokens come fastest.
+    for so many sequences at once. A depth pays for a sequence if its chance of a token, at the
+    present price of one, is worth its share of the drafting and its row. What gets into the next
+    depth has paid for this one, so all of it is judged together: the depth at which tokens come
+    fastest.
     """
     plain = load.plain_seconds(cost)
-    tokens, num_rows, spent = float(load.num_decoding), 0, start_seconds
+    tokens, num_rows, spent = float(load.num_decoding), 0, 0.0
     added = load.ladder(cost, sum(map(len, expected)))
     best, best_depths = tokens / plain * LEAST_GAIN, [0] * len(expected)
     depths, price = [0] * len(expected), plain / max(tokens, 1.0)

@@ -71,39 +71,27 @@ class Economy:
         wanted: SequenceOf[tuple[Whose, int]],
         draft_seconds: Callable[[int], float],
         *,
-        start_seconds: float = 0.0,
         max_rows: int | None = None,
     ) -> list[int]:
         """How deep a model is to draft for each of `wanted`, a sequence and its limit.
 
-        `max_rows`: where all that is drafted will be verified, whatever it is. Then at most so many
-        rows, and no more than can be paid.
+        Not deeper than can be paid. `max_rows`: where all that is drafted will be verified,
+        whatever it is. Then at most so many rows, and these can be paid as well.
         """
         if self.ledger.is_asleep(source) or not self._step.load.num_decoding:
             return [0] * len(wanted)
         expected = [self.acceptance.expected(w, source, limit) for w, limit in wanted]
-        depths = draft_depths(
-            expected, self._step.load, self.cost, draft_seconds, start_seconds=start_seconds
-        )
+        depths = draft_depths(expected, self._step.load, self.cost, draft_seconds)
         if not any(depths) and self.ledger.is_due(source):
             depths = probe([limit for _, limit in wanted], PROBE_ROWS)
-        risk_s = self.ledger.risk_s([source]) - start_seconds
+        risk_s = self.ledger.risk_s([source])
+        added = [0.0] * (sum(depths) + 1)
         if max_rows is not None:
-            return self._affordable(depths, draft_seconds, risk_s, max_rows)
-        return depths if _drafting(depths, draft_seconds) <= risk_s else [0] * len(wanted)
-
-    def _affordable(
-        self,
-        depths: list[int],
-        draft_seconds: Callable[[int], float],
-        risk_s: float,
-        max_rows: int,
-    ) -> list[int]:
-        """Cut the deepest until drafting and verifying all can be paid."""
-        depths = list(depths)
-        added = self._step.load.ladder(self.cost, sum(depths))
+            added = self._step.load.ladder(self.cost, sum(depths))
+        # Cut the deepest until all can be paid.
         while any(depths) and (
-            sum(depths) > max_rows or _drafting(depths, draft_seconds) + added[sum(depths)] > risk_s
+            sum(depths) > (max_rows or MAX_DRAFT_ROWS)
+            or _drafting(depths, draft_seconds) + added[sum(depths)] > risk_s
         ):
             depths[depths.index(max(depths))] -= 1
         return depths
