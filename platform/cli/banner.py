@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from plait.platform.cli.values import format_size
-from plait.platform.config import EngineConfig
+from plait.platform.config import EngineConfig, Options
 
 if TYPE_CHECKING:
     from plait.platform.server.process import ProcessClient
@@ -55,7 +56,19 @@ def facts(config: EngineConfig) -> Rows:
             ),
         ),
         ("prefix cache", "on" if cache.enable_prefix_caching else "off, as asked"),
+        ("speculation", speculation(config.options)),
     ]
+
+
+def speculation(options: Options) -> str:
+    """Where drafts come from."""
+    if options.speculation == "off":
+        return "off, as asked"
+    sources = ["prompt and answer", "recent answers", "grammars"]
+    if options.draft_model is not None:
+        sources.append(Path(options.draft_model).name)
+    most = options.max_draft_tokens
+    return f"drafts from {', '.join(sources[:-1])} and {sources[-1]}; up to {most} a step"
 
 
 def show(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from plait.platform.cli.banner import speculation
 from plait.platform.cli.command import FAILED
 from plait.platform.cli.settings import engine_options
 from plait.platform.cli.sources import Resolved
@@ -38,7 +39,7 @@ def check(
     if as_json:
         typer.echo(json.dumps(_as_data(report, fit, why_not), indent=2))
     else:
-        _print(report, fit, why_not)
+        _print(options, report, fit, why_not)
     if fit is None:
         raise typer.Exit(FAILED)
 
@@ -89,7 +90,7 @@ def _as_data(report: SupportReport, fit: Fit | None, why_not: str | None) -> dic
     return data
 
 
-def _print(report: SupportReport, fit: Fit | None, why_not: str | None) -> None:
+def _print(options: Options, report: SupportReport, fit: Fit | None, why_not: str | None) -> None:
     if fit is None:
         typer.echo(f"{report.model} cannot be served: {why_not}")
         return
@@ -98,6 +99,7 @@ def _print(report: SupportReport, fit: Fit | None, why_not: str | None) -> None:
         ("executor", f"{report.executor}, {report.dtype}"),
         ("context", f"{fit.scheduler.max_model_len:,} tokens"),
         ("KV cache", f"{fit.cache.num_tokens:,} tokens fit"),
+        ("speculation", speculation(options)),
         ("adapters", f"can change {report.num_adapter_sites} places"),
         *(("memory", line) for line in fit.arithmetic),
         *(("note", note) for note in report.notes),

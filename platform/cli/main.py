@@ -18,7 +18,7 @@ app = typer.Typer(
 app.command(cls=OneAdapterEach, epilog=EPILOG)(with_flags(table.SERVE, table.KNOWN)(serve.serve))
 app.command(epilog=EPILOG)(with_flags(table.CHAT, table.KNOWN)(chat.chat))
 app.command(epilog=EPILOG)(with_flags(table.COMPLETE, table.KNOWN)(complete.complete))
-app.command(epilog=EPILOG)(with_flags(table.ENGINE, table.KNOWN)(check.check))
+app.command(epilog=EPILOG)(with_flags(table.CHECK, table.KNOWN)(check.check))
 app.add_typer(bench.app, name="bench")
 app.add_typer(schema.app, name="schema")
 app.add_typer(adapters.app, name="adapters")

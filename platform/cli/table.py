@@ -420,6 +420,8 @@ LOAD = (
 )
 
 ENGINE = (*MODEL, *MEMORY)
+# `plait check` reads no second model.
+CHECK = (*ENGINE, *(flag for flag in SPECULATION if flag.field != "draft_model"))
 SERVE = (
     *MODEL,
     *TEMPLATE,

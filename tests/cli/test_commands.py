@@ -247,10 +247,19 @@ def test_the_banner_names_what_counts():
         "1,600 tokens, float32, blocks of 16",
         "4.0 requests of full context",
         "off, as asked",
+        "drafts from prompt and answer, recent answers and grammars; up to 16 a step",
         "weights 5MiB; free beside them 1GiB",
         "float16 weights are computed in float32",
     ):
         assert fact in text, fact
+
+
+def test_the_banner_names_the_sources_of_drafts():
+    from plait.platform.cli.banner import speculation
+
+    assert speculation(Options(speculation="off")) == "off, as asked"
+    line = speculation(Options(draft_model="someone/tiny-draft", max_draft_tokens=4))
+    assert line.endswith("recent answers, grammars and tiny-draft; up to 4 a step")
 
 
 def test_the_examples_of_the_banner_hold_valid_json():
@@ -272,6 +281,14 @@ def test_the_examples_of_the_banner_hold_valid_json():
         (["complete", ""], "the prompt is empty"),
         (["chat", "--temperature", "-1"], "--temperature wants at least 0"),
         (["bench", "latency", "--prompt-file", "f", "--input-len", "3"], "drop --input-len"),
+        (
+            ["bench", "throughput", "--compare-speculation", "--random-adapters", "2"],
+            "drop --compare and --random-adapters",
+        ),
+        (
+            ["bench", "throughput", "--compare-speculation", "--speculation", "off"],
+            "--speculation off leaves nothing for --compare-speculation",
+        ),
         (["bench", "serve", "--compare-model", "m"], "--compare-model names a model"),
         (["bench", "serve", "--goodput", "speed:5"], "--goodput knows ttft, tpot, e2e"),
         (["serve", "--config", "/nowhere.yaml"], "cannot read --config"),
