@@ -238,7 +238,11 @@ class ImageItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """What a request says of drafts. They never change its tokens, only how fast they come."""
+    """What a request says of drafts. They change how fast its tokens come, and nothing else.
+
+    Where drafts are verified by rejection, a text has the same distribution rather than the same
+    tokens.
+    """
 
     enabled: bool = True
     max_tokens: int | None = None  # most drafts in one step; None: the server's bound

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class Drafter(Protocol):
-    """Sets `Sequence.drafts`. Drafts are guesses: whatever they are, they change no token."""
+    """Sets `Sequence.drafts`. Drafts are guesses: whatever they are, they change no token.
+
+    One that sets `Sequence.draft_probs` too, for rejection, keeps to what `rejection` asks of it.
+    """
 
     def draft(self, sequences: SequenceOf[Sequence], room: int) -> None:
         """Before a plan: give drafts to some of `sequences`, at most `room` of them in all.

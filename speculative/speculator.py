@@ -125,6 +125,7 @@ class Speculator(Strand):
             length = min(self._calibration.popleft(), room // len(sequences))
             for sequence in sequences:
                 sequence.drafts[:] = [0] * length
+                sequence.draft_probs.clear()
             return
         began = self._clock()
         try:
