@@ -10,17 +10,21 @@ import torch
 from torch import Tensor
 
 from plait.adapters.adapter import LowRank, Rows, Whole
-from plait.adapters.sites import SiteKind, SitePart
+from plait.adapters.sites import Site, SiteKind, SitePart
 
 Part = LowRank | Rows | Whole
 
 
 def kv_digest(parts: Iterable[Part]) -> str:
-    """SHA-256 (hex) of all that can change a cached K or V; empty where nothing can."""
-    return _digest(
-        b"plait.adapter.kv.1",
-        (p for p in parts if p.site.affects_kv and p.site.kind != SiteKind.HEAD),
-    )
+    """SHA-256 (hex) of all that can change a cached K or V; empty where nothing can.
+
+    What changes K and V by way of images alone is told by `tower_digest`.
+    """
+    return _digest(b"plait.adapter.kv.1", (p for p in parts if _reaches_kv(p.site)))
+
+
+def _reaches_kv(site: Site) -> bool:
+    return site.affects_kv and site.kind != SiteKind.HEAD and site.part == SitePart.LANGUAGE
 
 
 def tower_digest(parts: Iterable[Part]) -> str:
