@@ -221,9 +221,7 @@ def _share(options: Options, model: ModelInfo, available: int) -> _Shares:
         )
     if kv is None:
         kv = max(min(usual - device, most - device - host), 0)
-    return _Shares(
-        available=available, kv=kv, adapters=device, adapters_host=host, encoder=encoder
-    )
+    return _Shares(available=available, kv=kv, adapters=device, adapters_host=host, encoder=encoder)
 
 
 def bytes_per_embedding(model: ModelInfo) -> int:
@@ -248,11 +246,11 @@ def _encoder_bytes(options: Options, model: ModelInfo, *, usual: int, left: int)
         share = min(usual // ENCODER_SHARE, MAX_ENCODER_BYTES, left)
         return share if share >= each else 0
     if asked > left or 0 < asked < each:
-        least = "one embedding takes" if asked < each else "of which is free"
+        why = f"one embedding takes {human(each)}"
+        if asked >= each:
+            why = f"that is more than is free, {human(max(left, 0))}"
         raise ConfigError(
-            f"--encoder-cache-memory {human(asked)} cannot hold: {least} "
-            f"{human(each if asked < each else max(left, 0))}",
-            param="encoder_cache_bytes",
+            f"--encoder-cache-memory {human(asked)} cannot be: {why}", param="encoder_cache_bytes"
         )
     return asked
 
@@ -392,10 +390,8 @@ def _encoder_arithmetic(options: Options, model: ModelInfo, shares: _Shares) -> 
     how = f"1/{ENCODER_SHARE} of the budget, {human(MAX_ENCODER_BYTES)} at most"
     if options.encoder_cache_bytes is not None:
         how = "asked for"
-    return (
-        f"embeddings of images {human(shares.encoder)} ({how}): {num_tokens:,} of {human(each)}; "
-        "an image that takes more is refused",
-    )
+    line = f"embeddings of images {human(shares.encoder)} ({how}): {num_tokens:,} of {human(each)}"
+    return (line + "; an image that takes more is refused",)
 
 
 def human(num_bytes: int) -> str:

@@ -362,9 +362,7 @@ class Scheduler:
         """Slots for up to `num_tokens` more; how many there are now, 0 for fewer than wanted."""
         if self._kv.covers(sequence, sequence.num_computed_tokens + num_tokens):
             return num_tokens
-        reservation = self._kv.try_grow(
-            sequence, num_tokens, reclaim=reclaim, at_least=at_least
-        )
+        reservation = self._kv.try_grow(sequence, num_tokens, reclaim=reclaim, at_least=at_least)
         if reservation is None:
             return 0
         reservation.commit()

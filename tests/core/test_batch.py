@@ -1,10 +1,20 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.platform.batch import AdapterSegment, build
-from plait.platform.core import AdapterUse, Request, SamplingParams, Sequence, Span, StepPlan
+from plait.platform.core import (
+    AdapterUse,
+    ImageItem,
+    Request,
+    SamplingParams,
+    Sequence,
+    Span,
+    StepPlan,
+)
 
 BLOCK_SIZE = 4
 
@@ -130,3 +140,37 @@ def test_a_row_in_the_null_block_is_refused():
     object.__setattr__(span, "block_ids", holed)
     with pytest.raises(ValueError, match="null block"):
         build(plan_of(span), BLOCK_SIZE)
+
+
+def pictured(span, *items, **fields):
+    """The span, of a prompt with images."""
+    request = replace(span.sequence.request, images=items, **fields)
+    span.sequence.request = request
+    return span
+
+
+def test_rows_of_images_and_spans_of_tokens_are_where_the_prompt_has_them():
+    broken = ImageItem(key="a", start=2, num_tokens=7, embedded=((0, 3), (4, 3)), tensors={})
+    whole = ImageItem(key="b", start=10, num_tokens=2, embedded=((0, 2),), tensors={})
+    spans = ((2, 5), (6, 9), (10, 12))
+    chunk = pictured(make_span(3, 8), broken, whole, spans=spans)  # positions 3 to 10
+    batch = build(plan_of(make_span(0, 2), chunk), BLOCK_SIZE)
+    assert batch.image_rows.tolist() == [2 + p - 3 for p in (3, 4, 6, 7, 8, 10)]
+    assert batch.ranges.tolist() == [[1, 2, 5], [1, 6, 9], [1, 10, 12]]
+    later = pictured(make_span(9, 1, [901]), broken, spans=((2, 9),))
+    batch = build(plan_of(make_span(0, 2), later), BLOCK_SIZE)
+    assert (len(batch.image_rows), len(batch.ranges)) == (0, 0)
+    assert build(plan_of(chunk), BLOCK_SIZE, images=False).image_rows.tolist() == []
+
+
+def test_positions_of_a_grid_come_from_the_request_and_go_on_behind_its_prompt():
+    grid = np.arange(18, dtype=np.int32).reshape(3, 6) * 10
+    item = ImageItem(key="a", start=1, num_tokens=2, embedded=((0, 2),), tensors={})
+    known = make_span(4, 2, [901, 902])  # the prompt's last two, and drafts
+    with_grid = pictured(known, item, positions=grid.tobytes(), position_delta=-3)
+    batch = build(plan_of(make_span(7, 2), with_grid), BLOCK_SIZE)
+    plain = [7, 8]
+    assert batch.positions.tolist() == [[*plain, *row[4:], 3, 4] for row in grid.tolist()]
+    assert batch.seq_lens.tolist() == [9, 8]
+    alone = build(plan_of(make_span(4, 2, [901, 902])), BLOCK_SIZE)
+    assert batch.slot_mapping[0][2:].tolist() == alone.slot_mapping[0].tolist()

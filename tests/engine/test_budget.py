@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.history_executor import model_info
 
 from plait.platform.budget import fit
-from plait.platform.config import KVGroup, Options
+from plait.platform.config import KVGroup, Options, VisionInfo
 from plait.platform.errors import ConfigError
 
 MODEL = replace(model_info(), context_length=8192, weight_bytes=1 << 28)
@@ -129,3 +129,56 @@ def test_adapters_get_a_modest_share_that_the_arithmetic_tells() -> None:
     none = fit(Options(adapter_memory_bytes=0), MODEL, (FULL,), "bfloat16", 8 * GIB)
     assert (none.adapter_bytes, none.adapter_host_bytes) == (0, 0)
     assert any(line.startswith("no adapters") for line in none.arithmetic)
+
+
+def seeing(hidden_size: int = 1024, num_levels: int = 4) -> VisionInfo:
+    return VisionInfo(
+        family="f",
+        hidden_size=hidden_size,
+        num_levels=num_levels,
+        image_token_id=1,
+        has_grid_positions=False,
+    )
+
+
+@given(
+    available=st.integers(0, 64 * GIB),
+    asked=st.none() | st.integers(0, 2 * GIB),
+    adapters=st.none() | st.integers(0, 2 * GIB),
+    kv=st.none() | st.integers(1, 8 * GIB),
+)
+def test_embeddings_of_images_have_their_share_of_the_one_budget(
+    available: int, asked: int | None, adapters: int | None, kv: int | None
+) -> None:
+    model = replace(MODEL, dtype="bfloat16", vision=seeing())
+    options = Options(encoder_cache_bytes=asked, adapter_memory_bytes=adapters, kv_cache_bytes=kv)
+    try:
+        got = fit(options, model, (FULL,), "bfloat16", available)
+    except ConfigError:
+        return
+    taken = got.kv_bytes + got.encoder_bytes + got.adapter_bytes + got.adapter_host_bytes
+    assert taken <= available
+    assert got.encoder_bytes == 0 or got.encoder_bytes >= 8192
+    assert asked is None or got.encoder_bytes == asked
+    assert got.encoder_bytes <= 512 << 20 or asked is not None
+    kinds = ("embeddings of images", "no images")
+    assert sum(line.startswith(kinds) for line in got.arithmetic) == 1
+
+
+def test_the_arithmetic_tells_the_largest_image_and_models_without_vision_refuse_the_flag() -> None:
+    model = replace(MODEL, dtype="bfloat16", vision=seeing())
+    got = fit(Options(encoder_cache_bytes=8 << 20), model, (FULL,), "bfloat16", 8 * GIB)
+    (line,) = [line for line in got.arithmetic if line.startswith("embeddings of images")]
+    assert "8.00MiB (asked for): 1,024 of 8.00KiB; an image that takes more is refused" in line
+    for options, about in (
+        (Options(encoder_cache_bytes=1 << 12), "one embedding takes 8.00KiB"),
+        (Options(encoder_cache_bytes=9 * GIB), "more than is free"),
+        (Options(encoder_cache_bytes=-1), "at least 0"),
+    ):
+        with pytest.raises(ConfigError, match="--encoder-cache-memory") as raised:
+            fit(options, model, (FULL,), "bfloat16", 8 * GIB)
+        assert about in raised.value.message
+    text = fit(Options(encoder_cache_bytes=0), MODEL, (FULL,), "bfloat16", 8 * GIB)
+    assert text.encoder_bytes == 0
+    with pytest.raises(ConfigError, match="this model takes none"):
+        fit(Options(encoder_cache_bytes=1), MODEL, (FULL,), "bfloat16", 8 * GIB)

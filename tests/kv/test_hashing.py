@@ -4,7 +4,7 @@ from hashlib import sha256
 
 import pytest
 
-from plait.platform.core import AdapterUse, Request, SamplingParams
+from plait.platform.core import AdapterUse, ImageItem, Request, SamplingParams
 from plait.platform.kv.hashing import KeyChain
 
 TOKENS = tuple(range(100, 112))
@@ -102,3 +102,50 @@ def test_a_chain_grown_in_pieces_or_copied_is_the_chain_made_at_once():
     copy = chain.copy(1)
     chain.extend(TOKENS, 3)
     assert copy.extend(TOKENS, 3) == chain.keys == keys()
+
+
+# --- images --------------------------------------------------------------------------------------
+
+ITEM = ImageItem(key="i", start=5, num_tokens=5, embedded=((0, 5),), tensors={})
+PICTURED = replace(REQUEST, adapters=(), images=(ITEM,))  # the second block and half the third
+TOWER = AdapterUse(generation="t", tower_digest="t")
+
+
+def first_change(one, other):
+    """The first block whose key differs; 3: none."""
+    same = [a == b for a, b in zip(keys(one), keys(other), strict=True)]
+    assert same == sorted(same, reverse=True)
+    return sum(same)
+
+
+@pytest.mark.parametrize(
+    ("change", "first"),
+    [
+        ({"images": (replace(ITEM, key="j"),)}, 1),
+        ({"images": (replace(ITEM, start=6, num_tokens=4),)}, 1),
+        ({"images": ()}, 1),
+        ({"adapters": (TOWER,)}, 1),
+        ({"adapters": (replace(TOWER, active_from=6),)}, 3),  # behind the image's start
+        ({"adapters": (replace(TOWER, generation="u"),)}, 1),
+        ({"vision_digest": "d"}, 0),
+        ({"spans": ((5, 10),)}, 1),
+    ],
+)
+def test_an_image_changes_the_keys_from_its_first_block_on(change, first):
+    assert first_change(PICTURED, replace(PICTURED, **change)) == first
+
+
+def test_scales_of_an_adapter_of_the_tower_keep_images_apart_and_text_together():
+    full, half = (replace(PICTURED, adapters=(replace(TOWER, scale=s),)) for s in (1.0, 0.5))
+    assert first_change(full, half) == 1
+    assert first_change(replace(full, images=()), replace(half, images=())) == 3
+
+
+def test_where_tokens_see_later_ones_a_block_tells_all_that_they_see():
+    """A span from position 1 to the end: all its blocks hang on the image and on adapters in it."""
+    whole = replace(PICTURED, spans=((1, 12),))
+    assert first_change(whole, replace(whole, images=(replace(ITEM, key="j"),))) == 0
+    late = (replace(USE, active_from=11),)
+    assert first_change(whole, replace(whole, adapters=late)) == 0
+    assert first_change(PICTURED, replace(PICTURED, adapters=late)) == 2
+    assert first_change(whole, replace(whole, adapters=(replace(TOWER, active_from=4),))) == 0
