@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from plait.platform.errors import GrammarTooComplex, InternalError, PlaitError
 from plait.structured import backends
@@ -107,6 +108,23 @@ class Matcher:
             self.rollback(self._num_tokens - before)
             self._finished = finished
         return num_legal
+
+    def allowed_after(self, drafts: Sequence[int]) -> npt.NDArray[np.bool_] | None:
+        """Which tokens may follow `drafts`, bool [32 W]; None where these may not come, or end it.
+
+        The state stays as it was.
+        """
+        before, finished = self._num_tokens, self._finished
+        words: Mask = np.zeros((1, self.vocabulary.num_words), np.int32)
+        try:
+            if self._ended or not all(self.accept(draft) for draft in drafts) or self._ended:
+                return None
+            if not self.fill(words[0]):
+                words[:] = -1
+        finally:
+            self.rollback(self._num_tokens - before)
+            self._finished = finished
+        return np.unpackbits(words[0].view(np.uint8), bitorder="little").astype(np.bool_)
 
     def accept(self, token: int) -> bool:
         """Advance by a token; False where it may not follow, and nothing has changed then."""

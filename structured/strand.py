@@ -3,7 +3,7 @@
 A sequence waits until its grammar is open, which happens on a helper thread. From then on until
 it ends, parked or not, its matcher stands where its output ends: it is advanced by each token that
 is appended, and by nothing else. Masks are filled on another helper thread while the forward pass
-runs. Text that the grammar forces is proposed as drafts.
+runs. Who drafts tokens asks here what the grammar forces, and what it forbids.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
@@ -19,10 +20,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from plait.platform.core import CompiledGrammar, Sequence, SequenceState
 from plait.platform.errors import GrammarFault, GrammarTooComplex, PlaitError
 from plait.platform.strand import Strand
-from plait.structured.acceptance import Acceptance
 from plait.structured.masks import MaskEntry, MaskFiller
 from plait.structured.matcher import MatcherStore
 from plait.structured.patience import Patience
@@ -38,7 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_DRAFTS = 16  # of one sequence in one step
+Floats = npt.NDArray[np.float32]
+
 _MAX_VOCABULARIES = 8  # the model's own, and those of adapters that add tokens
 _MAX_TOO_DEAR = 1024  # grammars that are remembered for it
 _COUNTED = ("grammar_sequences", "grammar_opens", "grammar_faults", "mask_rows")
@@ -50,7 +54,6 @@ class _Held:
 
     sequence: Sequence
     matcher: Matcher
-    acceptance: Acceptance = field(default_factory=Acceptance)
     patience: Patience = field(default_factory=Patience)
     fault: PlaitError | None = None  # it must end in the next step
 
@@ -67,14 +70,12 @@ class GrammarStrand(Strand):
         vocabulary: Callable[[], Vocabulary],
         *,
         store: MatcherStore | None = None,
-        force: bool = True,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """`clock` counts the processor time of the thread that asks."""
         self._make_vocabulary = vocabulary
         self._vocabularies: dict[str, Vocabulary] = {}  # the model's under "", used by the opener
         self._store = store or MatcherStore()
-        self._force = force
         self._opener: ThreadPoolExecutor | None = None
         self._opening: dict[int, tuple[Sequence, Future[Matcher]]] = {}
         self._held: dict[int, _Held] = {}
@@ -82,10 +83,8 @@ class GrammarStrand(Strand):
         self._clock = clock
         self._filler = MaskFiller(clock)
         self._job: MaskJob | None = None  # that may be using matchers
-        self._num_rows = 1  # sampled in the last constrained step, without drafts
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._open_seconds = self._mask_seconds = self._wait_seconds = 0.0
-        self._num_drafted = self._num_accepted = 0  # of sequences that have ended
 
     def warm(self) -> None:
         """Load the libraries now, before there is anybody to be kept waiting.
@@ -123,10 +122,7 @@ class GrammarStrand(Strand):
         """See `Strand.release`: a sequence that will go on keeps its matcher."""
         if sequence.state is not SequenceState.FINISHED:
             return
-        held = self._held.pop(sequence.seq_id, None)
-        if held is not None:
-            self._num_drafted += held.acceptance.num_drafted
-            self._num_accepted += held.acceptance.num_accepted
+        self._held.pop(sequence.seq_id, None)
         opening = self._opening.pop(sequence.seq_id, None)
         if opening is not None:
             opening[1].cancel()
@@ -168,7 +164,6 @@ class GrammarStrand(Strand):
         for place, span in enumerate(plan.spans):
             if span.num_samples and span.sequence.request.grammar is not None:
                 held = self._held[span.sequence.seq_id]
-                held.acceptance.verifying(span.drafts)
                 fault = held.fault or self._too_dear.get(span.sequence.request.grammar.key)
                 if fault is not None:
                     faults[place] = fault
@@ -182,7 +177,6 @@ class GrammarStrand(Strand):
         if not entries and not faults:
             return None
         self._join()
-        self._num_rows = first_row - sum(len(entry.drafts) for entry in entries)
         self._job = self._filler.start(entries, first_row)
         return GrammarMasks(self._job, entries, places, faults, partial(self._masked, staged))
 
@@ -192,7 +186,6 @@ class GrammarStrand(Strand):
         if held is None:
             return False
         self._join()
-        held.acceptance.saw(token_id)
         held.patience.token()
         try:
             with self._counted(held):
@@ -202,13 +195,12 @@ class GrammarStrand(Strand):
         except Exception as error:
             raise self._fault(held.sequence, error) from error
 
-    def propose(self, sequence: Sequence, limit: int) -> list[int]:
-        """See `Strand.propose`: text that the grammar forces, as the model would spell it."""
-        held = self._held.get(sequence.seq_id)
-        if held is None or not self._force:
-            return []
-        limit = min(limit, MAX_DRAFTS, held.acceptance.worthwhile(self._num_rows))
-        if limit <= 0:
+    # --- drafts ---
+
+    def forced(self, sequence: Sequence, limit: int) -> list[int]:
+        """Up to `limit` tokens of the text that the grammar forces, as the model would spell it."""
+        held = self._unbroken(sequence)
+        if held is None or limit <= 0:
             return []
         self._join()
         try:
@@ -218,20 +210,57 @@ class GrammarStrand(Strand):
             held.fault = self._fault(sequence, error)
             return []
 
+    def count_legal(self, sequence: Sequence, drafts: SequenceOf[int]) -> int:
+        """How many of `drafts` the grammar allows, one behind the other."""
+        if sequence.request.grammar is None:
+            return len(drafts)
+        held = self._unbroken(sequence)
+        if held is None:
+            return 0
+        self._join()
+        try:
+            with self._counted(held):
+                return held.matcher.count_legal(drafts)
+        except Exception as error:  # noqa: BLE001 (the next step ends the sequence with it)
+            held.fault = self._fault(sequence, error)
+            return 0
+
+    def forbid(self, sequence: Sequence, drafts: tuple[int, ...], logits: Floats) -> bool:
+        """Set to -inf, in fp32 [V], what may not follow `drafts`; False where nothing may."""
+        if sequence.request.grammar is None:
+            return True
+        held = self._unbroken(sequence)
+        if held is None:
+            return False
+        self._join()
+        try:
+            with self._counted(held):
+                allowed = held.matcher.allowed_after(drafts)
+        except Exception as error:  # noqa: BLE001 (the next step ends the sequence with it)
+            held.fault = self._fault(sequence, error)
+            return False
+        if allowed is None:
+            return False
+        known = min(len(allowed), len(logits))
+        logits[:known][~allowed[:known]] = -np.inf
+        logits[known:] = -np.inf
+        return True
+
+    def _unbroken(self, sequence: Sequence) -> _Held | None:
+        held = self._held.get(sequence.seq_id)
+        return held if held is not None and held.fault is None else None
+
     # --- figures ---
 
     @property
     def figures(self) -> dict[str, Any]:
         """See `Strand.figures`."""
-        acceptances = [held.acceptance for held in self._held.values()]
         return {
             **self._counts,
             "grammar_open_seconds": self._open_seconds,
             "grammar_bytes": self._store.num_bytes,
             "mask_seconds": self._mask_seconds,
             "mask_wait_seconds": self._wait_seconds,
-            "forced_tokens": self._num_drafted + sum(a.num_drafted for a in acceptances),
-            "accepted_forced_tokens": self._num_accepted + sum(a.num_accepted for a in acceptances),
         }
 
     def close(self) -> None:
