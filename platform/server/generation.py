@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -71,8 +71,9 @@ class Generation:
     ) -> None:
         self._context = context
         self._call = call
-        self._requests = requests
-        self.prompts = prompts
+        self._requests = requests  # until they are sent: images are large
+        self._num_image_tokens = sum(p.images.num_tokens for p in prompts if p.images)
+        self.prompts = prompts = [replace(p, images=None) for p in prompts]
         grammar = requests[0].grammar
         self.warnings = list(grammar.notes) or None if grammar is not None else None
         self._num_cached = [0] * len(prompts)
@@ -97,13 +98,18 @@ class Generation:
         """Events of all sequences as they come. Raises `PlaitError` where one of them fails."""
         timeout_s = self._call.time_left_s()
         streams = [
-            self._context.client.stream(request, timeout_s=timeout_s) for request in self._requests
+            self._context.client.stream(request, timeout_s=timeout_s)
+            for request in self._given_up()
         ]
         async with aclosing(merge(streams)) as merged:
             async for prompt_index, event in merged:
                 yield self._take(prompt_index, event), event
         if any(answer.finish_reason is None for answer in self.answers):
             raise InternalError("the engine's stream ended before the answer was complete")
+
+    def _given_up(self) -> list[Request]:
+        requests, self._requests = self._requests, []
+        return requests
 
     def _take(self, prompt_index: int, event: Event) -> Answer:
         error = event_error(event)
@@ -133,8 +139,8 @@ class Generation:
         prompt = sum(len(p.token_ids) for p in self.prompts)
         output = sum(answer.num_tokens for answer in self.answers)
         details = PromptTokensDetails(cached_tokens=sum(self._num_cached))
-        if any(p.images is not None and p.images.items for p in self.prompts):
-            details.image_tokens = sum(p.images.num_tokens for p in self.prompts if p.images)
+        if self._num_image_tokens:
+            details.image_tokens = self._num_image_tokens
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=output,
@@ -210,34 +216,47 @@ async def generation(  # noqa: PLR0913 (what a generation is made of)
             room = config.scheduler.max_model_len - max(1, params.max_tokens or 1)
             if prepare is not None:
                 await prepare(room)
-            grammar = None
-            if constrain is not None:
-                made = await context.in_pool(make_prompts, room)
-                make_prompts = partial(_same, made)
-                grammar = await context.grammars.compile(
-                    constrain(made[0]),
-                    target=call.target,
-                    tenant=call.tenant,
-                    time_left_s=call.time_left_s(),
-                )
-            prompts, requests = await context.in_pool(
-                _requests, context, call, params, make_prompts, room, grammar
-            )
-            running = Generation(context, call, requests, prompts)
+            running = await _made(context, call, params, make_prompts, room, constrain)
+            num_requests = len(running.prompts)
             names = [one.name for one in call.target.adapters]
-            context.usage.started(names, len(requests))
+            context.usage.started(names, num_requests)
             try:
                 yield running
             finally:
                 running.close()
                 usage = running.usage
                 call.log_usage(usage)
-                context.usage.ended(names, len(requests), usage)
-            for _ in requests:
+                context.usage.ended(names, num_requests, usage)
+            for _ in range(num_requests):
                 context.admission.drain_rate.completed()
     except Overloaded:
         context.count_rejection()
         raise
+
+
+async def _made(
+    context: ServerContext,
+    call: Call,
+    params: SamplingParams,
+    make_prompts: Callable[[int], list[Prompt]],
+    room: int,
+    constrain: Callable[[Prompt], GrammarSpec] | None,
+) -> Generation:
+    """Prompts and requests; nothing else holds them when this returns."""
+    grammar = None
+    if constrain is not None:
+        made = await context.in_pool(make_prompts, room)
+        make_prompts = partial(_same, made)
+        grammar = await context.grammars.compile(
+            constrain(made[0]),
+            target=call.target,
+            tenant=call.tenant,
+            time_left_s=call.time_left_s(),
+        )
+    prompts, requests = await context.in_pool(
+        _requests, context, call, params, make_prompts, room, grammar
+    )
+    return Generation(context, call, requests, prompts)
 
 
 def _same(prompts: list[Prompt], _room: int) -> list[Prompt]:

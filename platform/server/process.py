@@ -158,9 +158,11 @@ class ProcessClient:
             )
         await self._adapters.check(use.generation for use in request.adapters)
         entry = _InFlight(remaining=request.params.n)
-        self._requests[request.request_id] = entry
+        request_id = request.request_id
+        self._requests[request_id] = entry
         try:
             await self._send(Add(request=request, timeout_s=timeout_s))
+            del request  # its images may take many megabytes
             while entry.remaining:
                 event = await entry.queue.get()
                 if isinstance(event, PlaitError):
@@ -172,9 +174,9 @@ class ProcessClient:
                     raise by_code(event.error[0])(event.error[1])
                 yield event
         finally:
-            del self._requests[request.request_id]
+            del self._requests[request_id]
             if entry.remaining:
-                self._send_soon(Abort(request_ids=(request.request_id,)))
+                self._send_soon(Abort(request_ids=(request_id,)))
 
     async def load_adapter(
         self,

@@ -68,14 +68,16 @@ class ChatImages:
     def encode(
         self, tokenizer: Tokenizer, text: str, body: ChatTemplating
     ) -> tuple[list[int], PlacedImages | None]:
-        """Token ids of the rendered chat, and where its images are in them."""
+        """Token ids of the rendered chat, and where its images are in them; once."""
         special = body.add_special_tokens
         processor = self.context.processor
         if processor is None:
             return tokenizer.encode(text, add_special_tokens=special), None
-        return processor.encode(
+        found = processor.encode(
             text, self.seen, lambda whole: tokenizer.encode(whole, add_special_tokens=special)
         )
+        self.seen.clear()  # the request has them now, until it is sent
+        return found
 
     def refuse_truncation(self, keep: int | None) -> None:
         """A prompt that has images cannot lose its beginning. Raises `BadRequest`."""

@@ -1,6 +1,8 @@
 """Chats with images over HTTP, up to the request that the engine gets."""
 
+import asyncio
 import dataclasses
+import gc
 
 import pytest
 from support.fake_engine import FakeEngine, make_config
@@ -8,6 +10,7 @@ from support.http_app import http_client
 from support.images import data_url, encoded, picture
 from support.tiny_processors import make_processor_files, oracle_inputs, vision_info
 
+from plait.platform.core import ImageItem
 from plait.platform.intake import Intake
 from plait.platform.server.app import create_app
 from plait.platform.server.settings import ServerSettings
@@ -92,6 +95,35 @@ async def test_the_engine_gets_what_transformers_would_give_its_model(world, tok
     assert usage["prompt_tokens_details"]["image_tokens"] == embeds
     counted = await http.post("/tokenize", json={"messages": MESSAGES})
     assert counted.json()["tokens"] == list(request.prompt_token_ids)
+
+
+class SendingEngine(FakeEngine):
+    """Keeps nothing of a request's images, as a client that sends them to a process."""
+
+    async def stream(self, request, *, timeout_s=None):
+        request = dataclasses.replace(request, images=())
+        async for event in super().stream(request, timeout_s=timeout_s):
+            yield event
+
+
+def images_held() -> set[int]:
+    gc.collect()
+    return {id(one) for one in gc.get_objects() if type(one) is ImageItem}
+
+
+async def test_images_are_let_go_once_they_are_sent(world):
+    http, engine = world
+    engine.__class__ = SendingEngine
+    engine.gate = asyncio.Event()
+    before = images_held()
+    body = {"messages": MESSAGES, "max_tokens": 4}
+    task = asyncio.create_task(http.post(CHAT, json=body))
+    while not engine.num_open:
+        await asyncio.sleep(0.01)
+    left = images_held() - before
+    engine.gate.set()
+    assert (await task).status_code == 200
+    assert left == set()
 
 
 async def test_a_chat_without_images_says_nothing_of_them(world):
