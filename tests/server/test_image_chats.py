@@ -10,7 +10,7 @@ from support.http_app import http_client
 from support.images import data_url, encoded, picture
 from support.tiny_processors import make_processor_files, oracle_inputs, vision_info
 
-from plait.platform.core import ImageItem
+from plait.platform.core import Array
 from plait.platform.intake import Intake
 from plait.platform.server.app import create_app
 from plait.platform.server.settings import ServerSettings
@@ -44,7 +44,7 @@ def world(tokenizer):
         tokenizer=tokenizer,
         intake=Intake(engine.config, tokenizer),
         settings=ServerSettings(),
-        processor=ImageProcessor.load(directory, tokenizer, vision),
+        processor=ImageProcessor.load(directory, tokenizer, vision, kept_bytes=0),
     )
     return http_client(app), engine
 
@@ -108,7 +108,7 @@ class SendingEngine(FakeEngine):
 
 def images_held() -> set[int]:
     gc.collect()
-    return {id(one) for one in gc.get_objects() if type(one) is ImageItem}
+    return {id(one) for one in gc.get_objects() if type(one) is Array}
 
 
 async def test_images_are_let_go_once_they_are_sent(world):

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from support.images import encoded, picture
 from support.tiny_processors import SPECS, make_processor_files, oracle_inputs
 from support.tiny_vision import make_vision_model
@@ -23,15 +25,23 @@ class TakenError(Exception):
     """Ends a call where its request would go on into the engine."""
 
 
+def make_seeing_checkpoint(family: str, directory: Path) -> Any:
+    """Write a whole checkpoint, processor and all; returns transformers' model of it."""
+    make_processor_files(family, directory)
+    tokens = json.loads((directory / "tokenizer.json").read_text())["added_tokens"]
+    token = next(t["id"] for t in tokens if t["content"] == SPECS[family].embedded)
+    model = make_vision_model(family, vocab_size=1600)
+    for name in ("image_token_id", "image_token_index"):
+        if hasattr(model.config, name):
+            setattr(model.config, name, token)
+    model.save_pretrained(directory)
+    return type(model).from_pretrained(directory, attn_implementation="eager").eval()
+
+
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     directory = tmp_path_factory.mktemp("seeing")
-    make_processor_files(FAMILY, directory)
-    tokens = json.loads((directory / "tokenizer.json").read_text())["added_tokens"]
-    token = next(t["id"] for t in tokens if t["content"] == SPECS[FAMILY].embedded)
-    model = make_vision_model(FAMILY, vocab_size=1600)
-    model.config.image_token_id = token
-    model.save_pretrained(directory)
+    make_seeing_checkpoint(FAMILY, directory)
     with LLM(str(directory), kv_cache_bytes=8 << 20, num_threads=1) as made:
         yield made
 
@@ -86,3 +96,32 @@ def test_image_tokens_come_with_images_alone(llm: LLM) -> None:
         llm.chat([{"role": "user", "content": "<|image_pad|>"}])
     with pytest.raises(Unsupported, match="video_url"):
         llm.chat([{"role": "user", "content": [{"type": "video_url"}]}])
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "paligemma", "llava_onevision"])
+def test_answers_about_images_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    spec = SPECS[family]
+    oracle = make_seeing_checkpoint(family, tmp_path)
+    pictures = [picture(48, 32), picture(20, 60, seed=1)]
+    content = [
+        {"type": "image", "image": pictures[0]},
+        {"type": "text", "text": "and then"},
+        {"type": "image", "image": pictures[1]},
+        {"type": "text", "text": "what is it?"},
+    ]
+    if spec.model_type == "paligemma":
+        content, pictures = content[:2], pictures[:1]
+    messages = [{"role": "user", "content": content}]
+    plain = [{"type": "image"} if p["type"] == "image" else p for p in content]
+    params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+    # Steps shorter than a prompt, so that they would cut images if they could.
+    options = {"kv_cache_bytes": 8 << 20, "num_threads": 1, "max_num_batched_tokens": 48}
+    with LLM(str(tmp_path), **options) as llm:
+        first, again = llm.chat([messages, messages], params)
+        text = llm.tokenizer.render_chat([{"role": "user", "content": plain}])
+    made = oracle_inputs(family, text, pictures)
+    inputs = {k: torch.from_numpy(np.asarray(v)) for k, v in made.items() if k != "labels"}
+    with torch.no_grad():
+        output = oracle.generate(**inputs, max_new_tokens=10, min_new_tokens=10, do_sample=False)
+    wanted = output[0, inputs["input_ids"].shape[1] :].tolist()
+    assert first.outputs[0].token_ids == again.outputs[0].token_ids == wanted
