@@ -6,6 +6,7 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from plait.platform.cli.sources import Resolved
 from plait.platform.config import Options
@@ -16,7 +17,7 @@ from plait.platform.server.settings import Limits, ServerSettings
 
 def engine_options(flags: Resolved, **extra: object) -> Options:
     """What the engine is asked for; `extra` goes before the flags."""
-    options = flags.build(Options, **extra)
+    options = flags.build(Options, **(_speculative(flags) | extra))
     if options.revision and (options.model is None or Path(options.model).exists()):
         raise ConfigError(
             f"{flags.origin('revision')} names a version of a Hugging Face id, but the model "
@@ -30,6 +31,21 @@ def engine_options(flags: Resolved, **extra: object) -> Options:
             param="kv-cache-memory",
         )
     return options
+
+
+def _speculative(flags: Resolved) -> dict[str, Any]:
+    if not flags.values.get("speculative_config"):
+        return {}
+    from plait.platform.cli.speculative_config import speculative_options
+
+    origin = flags.origin("speculative_config")
+    for other in ("speculation", "draft", "max_draft_tokens"):
+        if flags.given(other):
+            raise ConfigError(
+                f"{origin} and {flags.origin(other)} both decide on speculation: keep one",
+                param="speculative-config",
+            )
+    return speculative_options(flags["speculative_config"], origin)
 
 
 def set_environment(flags: Resolved) -> None:

@@ -21,6 +21,7 @@ class Launch:
     log_level: str = "info"
     api_key_file: str | None = None
     insecure_public: bool = False
+    speculative_config: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +220,13 @@ SPECULATION = (
         "How a draft model's drafts are verified; coupled: no text depends on drafts.",
         choices=("coupled", "rejection"),
     ),
+)
+SPECULATIVE_CONFIG = _flag(
+    Launch,
+    "Speculation",
+    "speculative_config",
+    "vLLM's JSON in place of these: method, model, num_speculative_tokens.",
+    metavar="JSON",
 )
 ADAPTERS = (
     _flag(
@@ -430,6 +438,7 @@ SERVE = (
     *ADAPTER_MEMORY,
     *VISION_MEMORY,
     *SPECULATION,
+    SPECULATIVE_CONFIG,
     *ADAPTERS,
     *HTTP,
     *LIMITS,

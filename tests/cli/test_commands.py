@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from plait.platform.cli import table
 from plait.platform.cli.command import with_flags
 from plait.platform.cli.main import app
 from plait.platform.cli.serve import listen_on, tokenizer_source
+from plait.platform.cli.settings import engine_options
 from plait.platform.cli.sources import Resolved
+from plait.platform.cli.speculative_config import speculative_options
 from plait.platform.config import Options
 from plait.platform.errors import ConfigError, ModelUnsupported
 
@@ -260,6 +263,43 @@ def test_the_banner_names_the_sources_of_drafts():
     assert speculation(Options(speculation="off")) == "off, as asked"
     line = speculation(Options(draft_model="someone/tiny-draft", max_draft_tokens=4))
     assert line.endswith("recent answers, grammars and tiny-draft; up to 4 a step")
+
+
+@pytest.mark.parametrize(
+    ("config", "meant"),
+    [
+        ({"method": "ngram", "num_speculative_tokens": 4}, Options(max_draft_tokens=4)),
+        ({"method": "suffix"}, Options()),
+        ({"model": "small"}, Options(draft_model="small")),
+        ({"method": "eagle3", "model": "a/head"}, Options(draft_model="a/head")),
+    ],
+)
+def test_vllms_speculative_config_says_what_our_flags_say(probe, config, meant):
+    given = ("--speculative-config", json.dumps(config))
+    _, seen, _ = probe(*given)
+    assert engine_options(seen[-1]) == meant
+    probe(*given, "--draft", "x")
+    with pytest.raises(ConfigError, match="--draft both decide"):
+        engine_options(seen[-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ngram", "wants a JSON object"),
+        ('["ngram"]', "wants a JSON object"),
+        ("{}", "a method among ngram, suffix, draft_model, eagle3, not None"),
+        ('{"method": "medusa", "model": "m"}', "not 'medusa'"),
+        ('{"method": "ngram", "prompt_lookup_max": 5}', "prompt_lookup_max, which Plait does not"),
+        ('{"method": "ngram", "model": "m"}', "takes no model"),
+        ('{"method": "draft_model"}', "needs a model"),
+        ('{"method": "ngram", "num_speculative_tokens": true}', "of at least 1, not True"),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "of at least 1, not 0"),
+    ],
+)
+def test_what_vllms_speculative_config_says_beyond_them_is_refused(text, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        speculative_options(text, "--speculative-config")
 
 
 def test_the_examples_of_the_banner_hold_valid_json():
