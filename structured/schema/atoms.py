@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from plait.structured.schema.refusal import Refusal
 from plait.structured.schema.regex import Node
@@ -26,12 +26,31 @@ Formula = frozenset[Literal]
 TRUE: Formula = frozenset()
 NEVER: Formula = frozenset({Literal("never", True)})
 
+_A = TypeVar("_A", bound="Atom")
 
-@dataclass(frozen=True, slots=True)
+
 class Atom:
-    """Base of all."""
+    """Base of all. A hash is found once: branches are looked up at each step of a merge."""
+
+    __slots__ = ("_hash",)
+    _hash: int
 
 
+def _hashed_once(made: type[_A]) -> type[_A]:
+    in_full = made.__hash__
+
+    def known(self: _A) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", in_full(self))
+            return self._hash
+
+    made.__hash__ = known  # type: ignore[assignment]
+    return made
+
+
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Values(Atom):
     """One of these values, by their identities."""
@@ -39,6 +58,7 @@ class Values(Atom):
     values: tuple[str, ...]
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class NotValues(Atom):
     """None of these values."""
@@ -46,6 +66,7 @@ class NotValues(Atom):
     values: tuple[str, ...]
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Poison(Atom):
     """Something that cannot be said by atoms. Harmless only where its branch dies."""
@@ -53,6 +74,7 @@ class Poison(Atom):
     refusal: Refusal
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Untold(Atom):
     """Nothing; but the branch is left out of what is written, where others are written.
@@ -64,11 +86,13 @@ class Untold(Atom):
     whole: bool = True
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Integer(Atom):
     """A number without fraction."""
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Fractional(Atom):
     """A number with a fraction, which no backend tells from one without."""
@@ -76,6 +100,7 @@ class Fractional(Atom):
     refusal: Refusal
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Bound(Atom):
     """A number on one side of another."""
@@ -85,6 +110,7 @@ class Bound(Atom):
     exclusive: bool
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class MultipleOf(Atom):
     """A number that is a whole multiple of another."""
@@ -93,6 +119,7 @@ class MultipleOf(Atom):
     at: str = field(compare=False, default="")
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Length(Atom):
     """A string of so many characters."""
@@ -101,6 +128,7 @@ class Length(Atom):
     high: int | None
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Pattern(Atom):
     """A string of a regular language."""
@@ -109,6 +137,7 @@ class Pattern(Atom):
     at: str = field(compare=False, default="")
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Format(Atom):
     """A string of a format that llguidance enforces."""
@@ -117,6 +146,7 @@ class Format(Atom):
     at: str = field(compare=False, default="")
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Prefix(Atom):
     """The item at an index, where there is one."""
@@ -126,6 +156,7 @@ class Prefix(Atom):
     seen: bool = True
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Items(Atom):
     """All items from an index on."""
@@ -135,6 +166,7 @@ class Items(Atom):
     seen: bool = True
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Count(Atom):
     """So many items."""
@@ -143,6 +175,7 @@ class Count(Atom):
     high: int | None
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Contains(Atom):
     """So many items, from an index on, are of a kind."""
@@ -155,6 +188,7 @@ class Contains(Atom):
     seen: bool = True
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Unique(Atom):
     """No two items are equal."""
@@ -162,6 +196,7 @@ class Unique(Atom):
     at: str = field(compare=False, default="")
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Property(Atom):
     """The value under a key, where there is one."""
@@ -171,6 +206,7 @@ class Property(Atom):
     seen: bool = True
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class KeyPattern(Atom):
     """The values under all keys of a language."""
@@ -181,6 +217,7 @@ class KeyPattern(Atom):
     at: str = field(compare=False, default="")
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Additional(Atom):
     """The values under all keys but those named or matched."""
@@ -191,6 +228,7 @@ class Additional(Atom):
     seen: bool = True
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Required(Atom):
     """A key that is there."""
@@ -198,6 +236,7 @@ class Required(Atom):
     name: str
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Names(Atom):
     """Every key, read as a string."""
@@ -206,6 +245,7 @@ class Names(Atom):
     at: str = field(compare=False, default="")
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Size(Atom):
     """So many keys."""
@@ -215,6 +255,7 @@ class Size(Atom):
     at: str = field(compare=False, default="")
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
 class Exists(Atom):
     """Some key, in `inside` if given and not among the names and patterns, has such a value.

@@ -42,10 +42,19 @@ def conjunction(groups: list[Alternatives], limit: int, prune: Prune | None = No
             continue
         if len(found) * len(group) > limit * 8:
             raise TooManyBranches
-        pairs = [joined(one, other) for one in found for other in group]
+        pairs = group if found == ALWAYS else _pairs(found, group)
         found = union([prune(pairs) if prune and len(pairs) > _MANY else pairs], limit)
         if not found:
             break
+    return found
+
+
+def _pairs(some: Alternatives, others: Alternatives) -> Alternatives:
+    """`joined` for each of both."""
+    found: Alternatives = []
+    for one in some:
+        known = frozenset(one)
+        found += [one + tuple(a for a in other if a not in known) for other in others]
     return found
 
 
@@ -99,7 +108,13 @@ def _loosened(branch: Branch, absent: set[str | None]) -> Branch:
 
 def joined(one: Branch, other: Branch) -> Branch:
     """All atoms of two branches, each once, in their order."""
-    return one + tuple(atom for atom in other if atom not in one) if one and other else one or other
+    if not (one and other):
+        return one or other
+    if len(one) == 1:
+        first = one[0]
+        return one + tuple(atom for atom in other if atom != first)
+    known = frozenset(one)
+    return one + tuple(atom for atom in other if atom not in known)
 
 
 def unseen(alternatives: Alternatives) -> Alternatives:
@@ -109,5 +124,5 @@ def unseen(alternatives: Alternatives) -> Alternatives:
 
 def _unseen(atom: Atom) -> Atom:
     if getattr(atom, "seen", False):
-        return dataclasses.replace(atom, seen=False)  # type: ignore[call-arg]
+        return dataclasses.replace(atom, seen=False)  # type: ignore[type-var]
     return atom

@@ -58,6 +58,7 @@ def derivative(node: Node, point: int) -> Node:
     return alt(options)
 
 
+@lru_cache(maxsize=16384)
 def matches(node: Node, text: str) -> bool:
     """Whether the whole text is in the language."""
     for char in text:
@@ -69,13 +70,19 @@ def matches(node: Node, text: str) -> bool:
 
 def representatives(nodes: Iterable[Node]) -> list[int]:
     """One code point of each class of characters that the nodes cannot tell apart."""
-    sets = {n.ranges for node in nodes for n in walk(node) if isinstance(n, Chars)}
-    starts = {0}
-    for ranges in sets:
+    return sorted(frozenset({0}).union(*map(_starts, nodes)))
+
+
+@lru_cache(maxsize=4096)
+def _starts(node: Node) -> frozenset[int]:
+    """Where the character sets of a node begin, and where they have ended."""
+    starts: set[int] = set()
+    for ranges in {n.ranges for n in walk(node) if isinstance(n, Chars)}:
         starts |= {low for low, _ in ranges} | {low for low, _ in complement(ranges)}
-    return sorted(starts)
+    return frozenset(starts)
 
 
+@lru_cache(maxsize=4096)
 def disjoint(one: Node, other: Node) -> bool:
     """Whether no string is in both languages; False also where that is too dear to tell."""
     points = representatives((one, other))

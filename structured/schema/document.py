@@ -34,6 +34,7 @@ MAPS = (
     "dependentSchemas",
     "dependencies",
 )
+_HOLDING = frozenset({*SINGLE, *LISTS, *MAPS})
 LEGACY = ("draft-03", "draft-04", "draft-05", "draft-06", "draft-07")
 OLD_IDS = ("draft-03", "draft-04", "draft-05")
 
@@ -60,6 +61,7 @@ class Document:
         self._resources: dict[str, str] = {}
         self._anchors: dict[tuple[str, str], str] = {}
         self._dynamic: dict[str, list[str]] = {}
+        self._targets: dict[tuple[str, str], str] = {}
         self._nodes: dict[str, Any] = {}
         self._index("", root, "")
 
@@ -128,6 +130,12 @@ class Document:
             if len(self._dynamic.get(name, ())) > 1 and self._is_dynamic(at, ref, name):
                 raise self._refused(at, keyword, "its target depends on the way to it")
         base = self._base(at)
+        key = (base, ref)
+        if keyword != "$ref" or key not in self._targets:
+            self._targets[key] = self._resolve(at, base, keyword, ref)
+        return self._targets[key]
+
+    def _resolve(self, at: str, base: str, keyword: str, ref: str) -> str:
         # Names such as urn:… cannot be joined, but fragments mean their own resource.
         address, fragment = urldefrag(base + ref if ref.startswith("#") else urljoin(base, ref))
         if address not in self._resources:
@@ -167,6 +175,8 @@ class Document:
 
 def children(at: str, schema: dict[str, Any]) -> list[tuple[str, Any]]:
     """The schemas directly inside a schema, with their pointers."""
+    if _HOLDING.isdisjoint(schema):
+        return []
     found = [(f"{at}/{key}", schema[key]) for key in SINGLE if isinstance(schema.get(key), dict)]
     for key in LISTS:
         if isinstance(inner := schema.get(key), list):

@@ -18,7 +18,7 @@ class Limits:
     max_properties: int = 5_000
     max_enum: int = 1_000
     max_alternatives: int = 256  # of one type, in one place
-    max_work: int = 100_000  # branches joined and merged, about 10 µs each
+    max_work: int = 70_000  # branches joined and merged, some 10 µs each: a second at most
     max_definitions: int = 4_000
     max_written_bytes: int = 512 * 1024
 
@@ -60,20 +60,33 @@ def _check_depth(schema: Any, limits: Limits, param: str) -> None:
         ]
 
 
+_Path = tuple[Any, Any] | None  # the path of what holds a node, and its place there
+
+
+def _pointer(path: _Path) -> str:
+    steps: list[str] = []
+    while path is not None:
+        path, step = path
+        steps.append(f"/{escape(str(step))}")
+    return "".join(reversed(steps))
+
+
 def _check_counts(schema: Any, limits: Limits, param: str) -> None:
-    waiting, num_properties = [("", schema)], 0
+    waiting: list[tuple[Any, _Path]] = [(schema, None)]
+    num_properties = 0
     while waiting:
-        at, node = waiting.pop()
+        node, path = waiting.pop()
         if isinstance(node, list):
-            waiting += [(f"{at}/{i}", child) for i, child in enumerate(node)]
+            waiting += [(child, (path, i)) for i, child in enumerate(node)]
         if not isinstance(node, dict):
             continue
-        waiting += [(f"{at}/{escape(key)}", child) for key, child in node.items()]
+        waiting += [(child, (path, key)) for key, child in node.items()]
         properties, enum = node.get("properties"), node.get("enum")
         num_properties += len(properties) if isinstance(properties, dict) else 0
         if isinstance(enum, list) and len(enum) > limits.max_enum:
             raise GrammarTooComplex(
-                f"'enum' at {at}: {len(enum):,} values; {limits.max_enum:,} are the limit. "
+                f"'enum' at {_pointer(path)}: {len(enum):,} values; "
+                f"{limits.max_enum:,} are the limit. "
                 "Say it by 'pattern', or list those that are meant",
                 param=param,
             )

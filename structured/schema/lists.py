@@ -18,8 +18,10 @@ from plait.structured.schema.atoms import (
     Formula,
     Items,
     NotValues,
+    Poison,
     Prefix,
     Unique,
+    Untold,
 )
 from plait.structured.schema.branches import joined
 from plait.structured.schema.refusal import Refusal
@@ -51,6 +53,17 @@ def shapes(reader: Reader, branch: Branch) -> list[Shape]:
     if shape is None:
         return []
     return _distinct(reader, shape, unique) if unique else [shape]
+
+
+def is_dead(branch: Branch) -> bool | None:
+    """Whether `shapes` of a branch are none, where no item is asked for: the list [] is left."""
+    for atom in branch:
+        if isinstance(atom, Count):
+            if atom.low > 0:
+                return None
+        elif not isinstance(atom, Prefix | Items | Unique | Poison | Untold):
+            return None
+    return False
 
 
 def _merged(reader: Reader, branch: Branch) -> Array | None:

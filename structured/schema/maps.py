@@ -19,9 +19,11 @@ from plait.structured.schema.atoms import (
     KeyPattern,
     Names,
     NotValues,
+    Poison,
     Property,
     Required,
     Size,
+    Untold,
 )
 from plait.structured.schema.branches import joined
 from plait.structured.schema.derive import disjoint, matches
@@ -38,6 +40,14 @@ _MAX_CHOICES = 64
 
 def shapes(reader: Reader, branch: Branch) -> list[Shape]:
     """The shapes of a branch of objects."""
+    known = reader.merger.of_objects
+    found = known.get(branch)
+    if found is None:
+        found = known[branch] = _shapes(reader, branch)
+    return found
+
+
+def _shapes(reader: Reader, branch: Branch) -> list[Shape]:
     excluded = [text for a in branch if isinstance(a, NotValues) for text in a.values]
     if any(text != "{}" for text in excluded):
         why = "objects other than {} cannot be excluded"
@@ -53,6 +63,28 @@ def shapes(reader: Reader, branch: Branch) -> list[Shape]:
     except Undecidable as unknown:
         return [Refused(unknown.refusal)]
     return [] if merged is None else _sized(merged, branch)
+
+
+def is_dead(reader: Reader, branch: Branch) -> bool | None:
+    """Whether `shapes` of a branch are none, where that is told by the required keys alone."""
+    own: dict[str, list[Formula]] = {}
+    wide: list[Additional] = []
+    required = []
+    for atom in branch:
+        if isinstance(atom, Property):
+            own.setdefault(atom.name, []).append(atom.formula)
+        elif isinstance(atom, Required):
+            required.append(atom.name)
+        elif isinstance(atom, Additional) and not atom.patterns:
+            wide.append(atom)
+        elif not isinstance(atom, Poison | Untold):
+            return None
+    return any(
+        reader.is_empty(
+            reader.both(*own.get(name, ()), *(a.formula for a in wide if name not in a.names))
+        )
+        for name in required
+    )
 
 
 def _with_some(reader: Reader, branch: Branch, atom: Exists) -> list[Shape]:
@@ -109,28 +141,37 @@ def _merged(reader: Reader, branch: Branch) -> Object | None:
     listed, allowed = _allowed_keys(reader, named)
     if listed is not None:
         names |= dict.fromkeys(listed)
-    reader.spend(len(names) // 4)
+    reader.spend((len(names) + len(branch)) // 2)
     own: dict[str, list[Formula]] = {}
     for atom in branch:
         if isinstance(atom, Property):
             own.setdefault(atom.name, []).append(atom.formula)
     wide = [a for a in branch if isinstance(a, KeyPattern | Additional)]
-    formulas = {n: _of_name(reader, own.get(n, []), wide, n, named) for n in names}
+    named_apart = [a for a in wide if isinstance(a, Additional) and not a.patterns]
+    if named or len(named_apart) < len(wide):
+        formulas = {n: _of_name(reader, own.get(n, []), wide, n, named) for n in names}
+    else:
+        both, none = reader.both, ()
+        formulas = {
+            n: both(*own.get(n, none), *[a.formula for a in named_apart if n not in a.names])
+            for n in names
+        }
     rest = reader.both(*(a.formula for a in branch if isinstance(a, Additional)))
-    of_patterns = {node: _of_cell(reader, branch, m) for node, m in _cells(branch).items()}
+    of_patterns = {node: _of_cell(reader, wide, m) for node, m in _cells(wide).items()}
     if listed is not None:
         rest, of_patterns = NEVER, {}
     elif allowed is not None:
         of_patterns, rest = _within(of_patterns, rest, allowed, named[0].at), NEVER
-    if any(reader.is_empty(formulas[name]) for name in required):
+    is_empty = reader.merger.is_empty
+    if any(is_empty(formulas[name]) for name in required):
         return None
     rest = NEVER if reader.is_empty(rest) else rest
     of_patterns = {n: f for n, f in of_patterns.items() if f != rest}
     kept = []
     for name, formula in formulas.items():
-        empty = name not in required and reader.is_empty(formula)
-        free = rest if not any(matches(n, name) for n in of_patterns) else TRUE
-        if not (empty and free == NEVER):
+        empty = name not in required and is_empty(formula)
+        left_out = empty and rest == NEVER and not any(matches(n, name) for n in of_patterns)
+        if not left_out:
             kept.append((name, NEVER if empty else formula))
     return Object(
         names=tuple(kept), required=required, patterns=tuple(of_patterns.items()), rest=rest
@@ -143,10 +184,8 @@ def _all_names(branch: Branch) -> list[str]:
     return names + [n for a in branch if isinstance(a, Additional) for n in sorted(a.names)]
 
 
-def _all_patterns(atom: object) -> list[Node]:
-    if isinstance(atom, KeyPattern):
-        return [atom.node]
-    return sorted(atom.patterns, key=repr) if isinstance(atom, Additional) else []
+def _all_patterns(atom: KeyPattern | Additional) -> list[Node]:
+    return [atom.node] if isinstance(atom, KeyPattern) else sorted(atom.patterns, key=repr)
 
 
 def _of_name(
@@ -156,38 +195,39 @@ def _of_name(
     name: str,
     named: list[Names],
 ) -> Formula:
-    if not all(reader.holds(atom.formula, name) for atom in named):
+    if named and not all(reader.holds(atom.formula, name) for atom in named):
         return NEVER
-    if len(own) == 1 and not wide:
-        return own[0]
-    matched = [atom.formula for atom in wide if _is_meant(atom, name)]
-    return reader.both(*own, *matched)
+    if not wide:
+        return own[0] if len(own) == 1 else reader.both(*own)
+    return reader.both(*own, *(atom.formula for atom in wide if _is_meant(atom, name)))
 
 
 def _is_meant(atom: KeyPattern | Additional, name: str) -> bool:
     return matches(atom.node, name) if isinstance(atom, KeyPattern) else is_left(name, atom)
 
 
-def _cells(branch: Branch) -> dict[Node, frozenset[Node]]:
+def _cells(wide: list[KeyPattern | Additional]) -> dict[Node, frozenset[Node]]:
     """Languages of which no two share a key, each with the patterns that its keys match."""
     cells: dict[Node, frozenset[Node]] = {}
-    for node in dict.fromkeys(n for a in branch for n in _all_patterns(a)):
+    for node in dict.fromkeys(n for a in wide for n in _all_patterns(a)):
         alone = node
         for cell in [each for each in cells if not disjoint(each, node)]:
             matched = cells.pop(cell)
-            cells[_cut(branch, cell, node, inside=True)] = matched | {node}
-            cells[_cut(branch, cell, node, inside=False)] = matched
-            alone = _cut(branch, alone, cell, inside=False)
+            cells[_cut(wide, cell, node, inside=True)] = matched | {node}
+            cells[_cut(wide, cell, node, inside=False)] = matched
+            alone = _cut(wide, alone, cell, inside=False)
         cells[alone] = frozenset({node})
         cells.pop(NOTHING, None)
     return cells
 
 
-def _of_cell(reader: Reader, branch: Branch, matched: frozenset[Node]) -> Formula:
+def _of_cell(
+    reader: Reader, wide: list[KeyPattern | Additional], matched: frozenset[Node]
+) -> Formula:
     found = reader.both(
         *(
             atom.formula
-            for atom in branch
+            for atom in wide
             if (isinstance(atom, KeyPattern) and atom.node in matched)
             or (isinstance(atom, Additional) and not atom.patterns & matched)
         )
@@ -195,16 +235,16 @@ def _of_cell(reader: Reader, branch: Branch, matched: frozenset[Node]) -> Formul
     return NEVER if reader.is_empty(found) else found
 
 
-def _cut(branch: Branch, node: Node, other: Node, *, inside: bool) -> Node:
+def _cut(wide: list[KeyPattern | Additional], node: Node, other: Node, *, inside: bool) -> Node:
     kept = other if inside else automata.complement(other)
     joint = automata.intersection((node, kept)) if kept is not None else None
     if joint is None:
-        raise _overlap(branch)
+        raise _overlap(wide)
     return joint
 
 
-def _overlap(branch: Branch) -> Undecidable:
-    at = next((a.at for a in branch if isinstance(a, KeyPattern)), "")
+def _overlap(wide: list[KeyPattern | Additional]) -> Undecidable:
+    at = next((a.at for a in wide if isinstance(a, KeyPattern)), "")
     why = "two patterns may match the same key"
     instead = "write patterns of which each key matches one at most"
     return Undecidable(Refusal(at, "patternProperties", why, instead))

@@ -45,27 +45,46 @@ class Merger:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._shapes: dict[tuple[Branch, str], list[Shape]] = {}
-        self._empty: dict[Formula, bool] = {}
+        self.of_objects: dict[Branch, list[Shape]] = {}
+        self._dead: dict[tuple[Branch, str], bool] = {}
+        self._empty: dict[Formula, bool] = {NEVER: True}
         self._open: set[Formula] = set()
 
     def shapes(self, branch: Branch, kind: str) -> list[Shape]:
         """The shapes of a branch of one type."""
         key = (branch, kind)
-        if key not in self._shapes:
+        found = self._shapes.get(key)
+        if found is None:
             self._reader.spend(4 + len(branch))
-            self._shapes[key] = self._merge(branch, kind)
-        return self._shapes[key]
+            found = self._shapes[key] = self._merge(branch, kind)
+        return found
 
     def is_dead(self, branch: Branch, kind: str) -> bool:
-        """Whether surely no value fulfils a branch."""
-        return not self.shapes(branch, kind)
+        """Whether surely no value fulfils a branch; often told without its shapes."""
+        key = (branch, kind)
+        dead = self._dead.get(key)
+        if dead is None:
+            shapes = self._shapes.get(key)
+            dead = self._find_dead(branch, kind) if shapes is None else not shapes
+            self._dead[key] = dead
+        return dead
+
+    def _find_dead(self, branch: Branch, kind: str) -> bool:
+        dead: bool | None = None
+        if kind == "object":
+            dead = maps.is_dead(self._reader, branch)
+        elif kind == "array":
+            dead = lists.is_dead(branch)
+        if dead is None:
+            return not self.shapes(branch, kind)
+        self._reader.spend(1 + len(branch) // 4)
+        return dead
 
     def is_empty(self, formula: Formula) -> bool:
         """Whether surely no value fulfils a formula."""
-        if formula == NEVER:
-            return True
-        if formula in self._empty:
-            return self._empty[formula]
+        known = self._empty.get(formula)
+        if known is not None:
+            return known
         if formula in self._open or len(self._open) > _MAX_DEPTH:
             return False
         self._open.add(formula)

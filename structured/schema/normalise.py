@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -88,11 +90,32 @@ def normalise(
     """
     limits = limits or Limits()
     check_bounds(schema, limits, spec.param)
+    with _no_collections():
+        return _normalised(schema, spec, limits, whole=whole)
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Without the collector of cycles, which walks through all that a reader remembers.
+
+    The work is bounded, and so is what is left to it.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _normalised(schema: Any, spec: GrammarSpec, limits: Limits, *, whole: bool) -> Normalised:
     if spec.options.get("disable_additional_properties") is True:
         schema = _closed(schema)
     document = Document(schema, spec.param)
-    used = _keywords(schema)
-    refusals = dict.fromkeys(_forbidden(schema))
+    nodes = list(_walk(schema))
+    used = _keywords(nodes)
+    refusals = dict.fromkeys(_forbidden(nodes))
     reader = Reader(document, limits)
     writer = Writer(reader)
     try:
@@ -107,7 +130,7 @@ def normalise(
     refusals |= dict.fromkeys(planned.refusals)
     if spec.strict:
         refusals |= dict.fromkeys(map(_open_object, writer.open_objects))
-    unknown = _unknown(schema)
+    unknown = _unknown(nodes)
     notes = [f"unknown keywords assert nothing: {', '.join(unknown[:20])}"] if unknown else []
     return Normalised(
         planned.schema,
@@ -162,6 +185,9 @@ def _closed(schema: Any) -> Any:
     return found
 
 
+_Nodes = list[tuple[str, dict[str, Any]]]
+
+
 def _walk(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     waiting = [("", schema)]
     while waiting:
@@ -171,22 +197,17 @@ def _walk(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             waiting += reversed(children(at, node))
 
 
-def _keywords(schema: Any) -> list[tuple[str, str]]:
-    return [
-        (f"{at}/{escape(key)}", key)
-        for at, node in _walk(schema)
-        for key in node
-        if key in ASSERTIONS
-    ]
+def _keywords(nodes: _Nodes) -> list[tuple[str, str]]:
+    return [(f"{at}/{escape(key)}", key) for at, node in nodes for key in node if key in ASSERTIONS]
 
 
-def _unknown(schema: Any) -> list[str]:
-    names = {key for _, node in _walk(schema) for key in node} - ASSERTIONS - ANNOTATIONS
+def _unknown(nodes: _Nodes) -> list[str]:
+    names = {key for _, node in nodes for key in node} - ASSERTIONS - ANNOTATIONS
     return sorted(name for name in names if not name.startswith("x-"))
 
 
-def _forbidden(schema: Any) -> Iterator[Refusal]:
-    for at, node in _walk(schema):
+def _forbidden(nodes: _Nodes) -> Iterator[Refusal]:
+    for at, node in nodes:
         if "x-guidance" in node:
             yield Refusal(
                 f"{at}/x-guidance",

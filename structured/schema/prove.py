@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.structured.schema import regex
-from plait.structured.schema.writing import mapped
+from plait.structured.schema.writing import inner
 
 PROVEN_XGRAMMAR = frozenset({"0.2.9"})
 
@@ -44,7 +44,7 @@ def doubts(schema: Any) -> list[Doubt]:
         num_nodes += 1
         if isinstance(node, dict):
             num_alternatives += len(node.get("anyOf", ()))
-        mapped(node, waiting.append)
+        waiting += inner(node)
     if num_nodes > MAX_NODES:
         found[Doubt("properties", f"{num_nodes:,} nodes would compile slowly")] = None
     if num_alternatives > MAX_ALTERNATIVES:

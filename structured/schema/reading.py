@@ -61,6 +61,9 @@ class Reader:
         self._spent = 0
         self._known: dict[tuple[Literal, str, bool], Alternatives] = {}
         self._open: set[tuple[Literal, str, bool]] = set()
+        self._conjunctions: dict[tuple[Formula, ...], Formula] = {}
+        self._of_formulas: dict[tuple[Formula, str], Alternatives] = {}
+        self._named: dict[str, frozenset[str] | None] = {}
         self._disjoint: dict[tuple[Literal, Literal, str], bool] = {}
 
     def spend(self, amount: int) -> None:
@@ -68,7 +71,8 @@ class Reader:
         self._spent += amount
         if self._spent > self.limits.max_work:
             raise GrammarTooComplex(
-                "the schema takes too long to unfold; nest fewer oneOf, anyOf, not and if",
+                "too complex: the schema takes too long to unfold; nest fewer oneOf, anyOf, not "
+                "and if",
                 param=self.document.param,
             )
 
@@ -96,7 +100,15 @@ class Reader:
 
     def both(self, *formulas: Formula) -> Formula:
         """The conjunction; contradictions are NEVER."""
-        found = frozenset().union(*formulas)
+        if len(formulas) == 1:
+            return formulas[0]
+        found = self._conjunctions.get(formulas)
+        if found is None:
+            found = self._conjunctions[formulas] = self._both(formulas)
+        return found
+
+    def _both(self, formulas: tuple[Formula, ...]) -> Formula:
+        found = frozenset[Literal]().union(*formulas)
         if found >= NEVER or any(Literal(p, not positive) in found for p, positive in found):
             return NEVER
         return found
@@ -105,10 +117,19 @@ class Reader:
         """The alternatives of a formula among values of one type."""
         if formula == NEVER:
             return NEITHER
+        key = (formula, kind)
+        found = self._of_formulas.get(key)
+        if found is None:
+            found = self._of_formulas[key] = self._branches(formula, kind)
+        return found
+
+    def _branches(self, formula: Formula, kind: str) -> Alternatives:
         ordered = sorted(formula, key=lambda each: (not each.positive, len(each.pointer), each))
-        with self._bounded(ordered[0].pointer if ordered else ""):
+        try:
             groups = [self.alternatives(literal, kind) for literal in ordered]
             return self._joint(groups, kind)
+        except TooManyBranches:
+            raise self._too_many(ordered[0].pointer if ordered else "") from None
 
     def holds(self, formula: Formula, value: Any) -> bool:
         """Whether a value fulfils a formula. Raises `Undecidable`."""
@@ -143,29 +164,80 @@ class Reader:
         key = (literal, kind, apart)
         if key in self._known:
             return self._known[key]
+        if literal.positive and not self._may_be(literal.pointer, kind):
+            return NEITHER
         if key in self._open:
             at = literal.pointer or "/"
             message = f"{at}: the schema refers to itself without end"
             raise Circle(message, param=self.document.param)
         self._open.add(key)
         try:
-            with self._bounded(literal.pointer):
-                if literal.positive:
-                    found = self._affirm(literal.pointer, kind, apart)
-                else:
-                    found = self._denial(literal.pointer, kind)
+            if literal.positive:
+                found = self._affirm(literal.pointer, kind, apart)
+            else:
+                found = self._denial(literal.pointer, kind)
+        except TooManyBranches:
+            raise self._too_many(literal.pointer) from None
         finally:
             self._open.discard(key)
         self._known[key] = found
         return found
 
-    def _bounded(self, pointer: str) -> _Bounded:
-        return _Bounded(pointer, self.document.param, self.limits.max_alternatives)
+    def _may_be(self, pointer: str, kind: str) -> bool:
+        """Whether the `type` of a schema allows a JSON type: what rules most of them out."""
+        if pointer not in self._named:
+            self._named[pointer] = None  # a circle of references rules nothing out
+            self._named[pointer] = self._kinds(pointer)
+        kinds = self._named[pointer]
+        return kinds is None or kind in kinds
+
+    def _kinds(self, pointer: str) -> frozenset[str] | None:
+        """The JSON types that a schema names or lists at once; None where it does neither."""
+        schema = self.document.at(pointer)
+        if not isinstance(schema, dict):
+            return None
+        if self._is_reference(schema):
+            return self._kinds_behind(pointer, schema["$ref"])
+        named = schema.get("type")
+        if isinstance(named, str) and schema.get("nullable") is not True:
+            named = "number" if named == "integer" else named
+            return frozenset({named}) if named in TYPES else None
+        if "type" in schema:
+            return None
+        if "const" in schema:
+            return frozenset({type_of(schema["const"])})
+        enum = schema.get("enum")
+        return frozenset(map(type_of, enum)) if isinstance(enum, list) else None
+
+    def _kinds_behind(self, pointer: str, ref: str) -> frozenset[str] | None:
+        try:
+            target = self.document.resolve(pointer, "$ref", ref)
+        except Undecidable:
+            return None
+        self._may_be(target, "")
+        return self._named[target]
+
+    def _is_reference(self, schema: dict[str, Any]) -> bool:
+        """Whether a schema says what another does, and no more."""
+        if not isinstance(schema.get("$ref"), str):
+            return False
+        return len(schema) == 1 or self.document.legacy
+
+    def _too_many(self, pointer: str) -> GrammarTooComplex:
+        return GrammarTooComplex(
+            f"{pointer or '/'}: the schema unfolds into more than "
+            f"{self.limits.max_alternatives} alternatives here; say 'anyOf' for 'oneOf', tell its "
+            "members apart by a required property with a 'const' of its own, or combine fewer "
+            "anyOf, not and if",
+            param=self.document.param,
+        )
 
     def _affirm(self, at: str, kind: str, apart: bool) -> Alternatives:
         schema = self.document.at(at)
         if isinstance(schema, bool):
             return ALWAYS if schema else NEITHER
+        if isinstance(schema, dict) and self._is_reference(schema):
+            return self._reference(at, "$ref", kind, apart, True)
         inner = unevaluated.keyword_of(schema, kind)
         groups = self._groups(at, kind, apart or inner is not None, positive=True)
         found = self._joint(groups, kind)
@@ -332,6 +404,9 @@ class Reader:
 
     def _joint(self, groups: list[Alternatives], kind: str) -> Alternatives:
         self.spend(sum(map(len, groups)))
+        groups = [group for group in groups if group != ALWAYS]
+        if len(groups) == 1 and len(groups[0]) <= 1:
+            return groups[0]
         return conjunction(
             groups, self.limits.max_alternatives, lambda found: self._alive(found, kind)
         )
@@ -453,22 +528,3 @@ class Reader:
                 absent: Alternatives = [(Property(name, NEVER, seen=False),)]
                 groups.append([*absent, *met] if positive else met)
         return groups
-
-
-class _Bounded:
-    """Turns an overflow of branches into the user's error."""
-
-    def __init__(self, pointer: str, param: str, limit: int) -> None:
-        self._pointer, self._param, self._limit = pointer, param, limit
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is TooManyBranches:
-            raise GrammarTooComplex(
-                f"{self._pointer or '/'}: the schema unfolds into more than {self._limit} "
-                "alternatives here; say 'anyOf' for 'oneOf', tell its members apart by a required "
-                "property with a 'const' of its own, or combine fewer anyOf, not and if",
-                param=self._param,
-            ) from None

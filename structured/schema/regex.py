@@ -119,6 +119,7 @@ ANY_CHAR = Chars(((0, MAX_CHAR),))
 ANY = Repeat(ANY_CHAR, 0, None)
 
 
+@lru_cache(maxsize=4096)
 def union(*sets: Ranges) -> Ranges:
     """The code points of any of the sets, as sorted ranges with gaps between them."""
     merged: list[tuple[int, int]] = []
@@ -130,6 +131,7 @@ def union(*sets: Ranges) -> Ranges:
     return tuple(merged)
 
 
+@lru_cache(maxsize=4096)
 def complement(ranges: Ranges) -> Ranges:
     """All other code points."""
     gaps, start = [], 0
@@ -142,6 +144,7 @@ def complement(ranges: Ranges) -> Ranges:
     return tuple(gaps)
 
 
+@lru_cache(maxsize=4096)
 def common(one: Ranges, other: Ranges) -> Ranges:
     """The code points of both sets."""
     return complement(union(complement(one), complement(other)))
@@ -189,8 +192,8 @@ def alt(options: list[Node]) -> Node:
                 sets.append(each.ranges)
             else:
                 flat[each] = None
-    if union(*sets):
-        flat[Chars(union(*sets))] = None
+    if ranges := sets[0] if len(sets) == 1 else union(*sets):
+        flat[Chars(ranges)] = None
     if not flat:
         return NOTHING
     return next(iter(flat)) if len(flat) == 1 else Alt(tuple(flat))

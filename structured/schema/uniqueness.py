@@ -390,12 +390,11 @@ def _item(node: Node, index: int) -> Any:
 
 
 def _strip(schema: Any) -> None:
-    from plait.structured.schema.writing import mapped
+    from plait.structured.schema.writing import inner
 
-    def take(inner: Any) -> Any:
-        if isinstance(inner, dict):
-            inner.pop("uniqueItems", None)
-            mapped(inner, take)
-        return inner
-
-    take(schema)
+    waiting = [schema]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            node.pop("uniqueItems", None)
+        waiting += inner(node)

@@ -250,17 +250,28 @@ def mapped(schema: Any, change: Callable[[Any], Any]) -> Any:
     return found
 
 
+def inner(schema: Any) -> list[Any]:
+    """The schemas directly inside a written schema, as `mapped` finds them."""
+    if not isinstance(schema, dict):
+        return []
+    found = [schema[key] for key in ("items", "additionalProperties") if key in schema]
+    for key in ("anyOf", "prefixItems"):
+        found += schema.get(key, ())
+    for key in ("properties", "patternProperties", "$defs"):
+        if key in schema:
+            found += schema[key].values()
+    return found
+
+
 def _references(schema: Any) -> list[str]:
     """The definitions that a schema refers to."""
     found: list[str] = []
-
-    def note(inner: Any) -> Any:
-        if isinstance(inner, dict) and "$ref" in inner:
-            found.append(inner["$ref"].removeprefix(_REF))
-        mapped(inner, note)
-        return inner
-
-    note(schema)
+    waiting = [schema]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict) and "$ref" in node:
+            found.append(node["$ref"].removeprefix(_REF))
+        waiting += inner(node)
     return found
 
 
@@ -323,12 +334,15 @@ def _short_of_barren(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _assembled(schemas: dict[str, Any]) -> Any:
     """The root with definitions put in place, and the others under `$defs`."""
-    uses = Counter(name for schema in schemas.values() for name in _references(schema))
-    looped = _looped(schemas)
+    references = {name: _references(schema) for name, schema in schemas.items()}
+    uses = Counter(name for names in references.values() for name in names)
+    looped = _looped(references)
     place = {
         name
         for name, schema in schemas.items()
-        if name not in looped and (uses[name] == 1 or _is_short(schema))
+        if name not in looped
+        # Copies of what refers further could double at each level.
+        and (uses[name] == 1 or (not references[name] and len(json.dumps(schema)) <= _SHORT))
     }
 
     def put(schema: Any) -> Any:
@@ -345,14 +359,9 @@ def _assembled(schemas: dict[str, Any]) -> Any:
     return root
 
 
-def _is_short(schema: Any) -> bool:
-    """Copies of what refers further could double at each level."""
-    return not _references(schema) and len(json.dumps(schema)) <= _SHORT
-
-
-def _looped(schemas: dict[str, Any]) -> set[str]:
+def _looped(references: dict[str, list[str]]) -> set[str]:
     """A definition of each circle of references."""
-    after = {name: sorted(set(_references(schema))) for name, schema in schemas.items()}
+    after = {name: sorted(set(names)) for name, names in references.items()}
     found, seen = set[str](), set[str]()
     for start in list(after):
         if start in seen:
