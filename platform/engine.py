@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plait.platform.batch import build
 from plait.platform.core import Event, FinishReason, Span, SpanResult, StepPlan, StepResult
@@ -303,7 +303,7 @@ class Engine:
             num_cached_tokens=sequence.num_cached_tokens,
             num_draft_tokens=sequence.num_draft_tokens,
             num_accepted_tokens=sequence.num_accepted_tokens,
-            draft_counts=tuple((s, *counts) for s, counts in sorted(sequence.draft_counts.items())),
+            draft_counts=tuple((s, c[0], c[1]) for s, c in sorted(sequence.draft_counts.items())),
             queued_s=(sequence.started_s or sequence.added_s) - sequence.added_s,
             num_preemptions=sequence.num_preemptions,
             error=sequence.failure,
@@ -321,6 +321,9 @@ class Engine:
     def stats(self) -> Stats:
         """Gauges and counters as they stand."""
         scheduler = self.scheduler
+        figures: dict[str, Any] = {**self._counts, **self._strands.figures}
+        if self._adapters is not None:
+            figures.update(self._adapters.figures)
         return Stats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -330,9 +333,7 @@ class Engine:
             prefix_hits=scheduler.prefix_hits,
             last_step_rows=self._last_rows,
             step_seconds=self._step_seconds,
-            **self._counts,
-            **self._strands.figures,
-            **({} if self._adapters is None else self._adapters.figures),
+            **figures,
         )
 
     def _count(self, plan: StepPlan, began: float) -> None:

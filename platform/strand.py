@@ -53,7 +53,7 @@ class Strand(Protocol):
     inherits what does nothing.
     """
 
-    takes_images = False  # whether requests with images are its to serve
+    takes_images: bool = False  # whether requests with images are its to serve
 
     # --- whether a sequence may run ---
 
