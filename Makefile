@@ -26,8 +26,9 @@ MODULES := $(sort $(shell find $(FOLDERS) -name '*.py'))
 run: compiled $(STAMPS)/models
 	$(BIN)/plait serve $(ARGS)
 
+# A file to a core at a time; with threads of their own they would wait for each other.
 test: compiled $(STAMPS)/dev $(STAMPS)/models
-	$(BIN)/pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile $(ARGS)
 
 bench: compiled $(STAMPS)/models
 	@mkdir -p build
