@@ -7,6 +7,7 @@ gone, when a job takes far longer than allowed, and when memory runs out. It nev
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -67,6 +68,9 @@ class Worker:
         vocabulary = Vocabulary.from_bytes(message.vocabulary)
         compiler = Compiler(vocabulary, clock=time.thread_time)
         compiler.warm()
+        # What is loaded by now stays: a collection that looks at it costs more than a compile.
+        gc.freeze()
+        gc.set_threshold(50_000, 50, 50)
         self._compilers[message.digest] = compiler
         self._ready_bytes = _address_space_bytes()
         _limit_memory(self._ready_bytes + self._start.memory_bytes)
