@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plait.vision.limits import ImageLimits
-from plait.vision.parts import PartReader, take_images
+from plait.vision.parts import TURNED_OFF, PartReader, take_images, takes_images
 
 if TYPE_CHECKING:
     from plait.platform.config import EngineConfig
@@ -31,7 +31,7 @@ class LocalSight:
         self._config = config
         self._processor = None
         self._preparation: ImagePreparation | None = None
-        if config.model.vision is not None:
+        if takes_images(config.model, config.options):
             from plait.vision.processor import ImageProcessor
 
             self._processor = ImageProcessor.of_model(config.model, config.options, tokenizer)
@@ -47,6 +47,8 @@ class LocalSight:
             max_images=ImageLimits().num_images,
             is_local=True,
         )
+        if self._config.model.vision is not None:
+            reader.why = TURNED_OFF
         read = take_images(messages, reader)
         if self._processor is None:
             return Seen(messages=read)

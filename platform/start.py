@@ -92,6 +92,8 @@ def start_engine(
     # A model may end its turns with a token that only its tokenizer names.
     ends = dict.fromkeys((*executor.model.eos_token_ids, *tokenizer.eos_token_ids))
     notes = executor.model.notes + (() if draft is None else draft.notes)
+    if executor.model.vision is not None and options.encoder_cache_bytes == 0:
+        notes += ("images are refused, as --encoder-cache-memory 0 asks",)
     model = replace(executor.model, eos_token_ids=tuple(ends), notes=notes)
     with phase("allocate KV"):
         fit = budget.fit(

@@ -23,6 +23,7 @@ from plait.vision.recipes import Recipe
 if TYPE_CHECKING:
     from plait.platform.tokenizer import Tokenizer
 
+TEXT_ALONE = "With --encoder-cache-memory 0 the model serves text alone"
 _PARTS = frozenset({"self", "image_processor", "tokenizer", "video_processor", "chat_template"})
 
 
@@ -129,7 +130,7 @@ def build_processor(
     name = next((str(f["processor_class"]) for f in files if f.get("processor_class")), None)
     family = config.get("model_type")
     if name is not None and name not in recipe.names:
-        raise ModelUnsupported(f"images of {family} are not served with a {name}")
+        raise ModelUnsupported(f"images of {family} are not served with a {name}. {TEXT_ALONE}")
     named = _named_tokens(directory)
     kind = _processor_class(recipe)
     taken = inspect.signature(kind.__init__).parameters.keys() - _PARTS
@@ -146,11 +147,18 @@ def build_processor(
     except (AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
         raise ModelUnsupported(
             f"images of {family} are not served: {kind.__name__} cannot be made of the "
-            f"checkpoint's files ({type(error).__name__}: {error})"
+            f"checkpoint's files ({type(error).__name__}: {error}). {TEXT_ALONE}"
         ) from error
 
 
 _NAMING = ("preprocessor_config.json", "tokenizer_config.json")
+
+
+def import_processor(recipe: Recipe) -> None:
+    """What takes a second or two of `build_processor`, and needs no tokenizer."""
+    from transformers import AutoImageProcessor  # noqa: F401
+
+    _processor_class(recipe)
 
 
 def _processor_class(recipe: Recipe) -> type[Any]:
@@ -175,7 +183,7 @@ def _image_processor(directory: Path, family: str) -> Any:
         raise ModelUnsupported(
             f"images of {family} are not served: the checkpoint has no image processor that can "
             "be used (preprocessor_config.json); "
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}. {TEXT_ALONE}"
         ) from error
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from plait.platform.errors import BadRequest, Unsupported
+from plait.platform.errors import BadRequest, ImageTooLarge, Unsupported
 from plait.vision.sources import ImageSource, read_local, read_url
+
+if TYPE_CHECKING:
+    from plait.platform.config import ModelInfo, Options
 
 # How large an image is shown to the model; see `plait.vision.shrink`.
 DETAILS = ("auto", "high", "low")
@@ -35,6 +38,13 @@ MEDIA_PARTS = frozenset(
     }
 )
 
+TURNED_OFF = "it was started with --encoder-cache-memory 0 and serves text only"
+
+
+def takes_images(model: ModelInfo, options: Options) -> bool:
+    """Whether a model can see, and is let to."""
+    return model.vision is not None and options.encoder_cache_bytes != 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePart:
@@ -57,6 +67,7 @@ class PartReader:
     takes_images: bool
     max_images: int
     is_local: bool = False
+    why: str = "it reads text only"  # where the model takes no images
     images: list[ImagePart] = field(default_factory=list)
 
     def read(self, part: Mapping[str, Any], at: str, role: Any = "user") -> dict[str, Any]:
@@ -68,7 +79,7 @@ class PartReader:
         kind = part["type"]
         if "image" in kind and not self.takes_images:
             raise Unsupported(
-                f"{at}: {self.model} takes no images, so {kind} is not served: it reads text only",
+                f"{at}: {self.model} takes no images, so {kind} is not served: {self.why}",
                 param=at,
             )
         if kind != "image_url" and not (self.is_local and kind in _LOCAL_KINDS):
@@ -83,7 +94,7 @@ class PartReader:
                 param=at,
             )
         if len(self.images) >= self.max_images:
-            raise BadRequest(
+            raise ImageTooLarge(
                 f"{at}: there are more than {self.max_images} images (--max-images)", param=at
             )
         local = kind in _LOCAL_KINDS

@@ -28,9 +28,10 @@ from plait.platform.errors import (
     PlaitError,
 )
 from plait.vision.decode import DecodedImage
-from plait.vision.expansion import build_processor, read_json
+from plait.vision.expansion import TEXT_ALONE, build_processor, import_processor, read_json
 from plait.vision.identity import checkpoint_digest, checkpoint_directory
 from plait.vision.limits import MIB, amount
+from plait.vision.parts import takes_images
 from plait.vision.placing import PlacedImages, ProcessedImage, place
 from plait.vision.preparation import all_of
 from plait.vision.recipes import NEEDS_TORCHVISION, Recipe, recipe_of
@@ -127,7 +128,7 @@ class ImageProcessor:
 
         Raises `ModelUnsupported`.
         """
-        if model.vision is None or options.model is None:
+        if not takes_images(model, options) or options.model is None:
             return None
         directory = checkpoint_directory(options.model, options.revision)
         return cls.load(directory, tokenizer, model.vision)
@@ -311,13 +312,25 @@ class ImageProcessor:
                 param="messages",
             )
 
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of processed images that are kept for later requests."""
+        return self._work.num_bytes
+
     def close(self) -> None:
         """End the threads."""
         self._work.close()
 
 
+def import_early(directory: Path) -> None:
+    """Import what `ImageProcessor.load` will need, in a thread beside an engine that loads."""
+    recipe = recipe_of(read_json(directory, "config.json"))
+    if recipe is not None:
+        import_processor(recipe)
+
+
 def _unsupported(family: str, why: str) -> ModelUnsupported:
-    return ModelUnsupported(f"images of {family} are not served: {why}")
+    return ModelUnsupported(f"images of {family} are not served: {why}. {TEXT_ALONE}")
 
 
 def _unfit(image: DecodedImage) -> InvalidImage:

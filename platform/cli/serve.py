@@ -116,7 +116,7 @@ async def _start(options: Options, console: Console) -> tuple[ProcessClient, Tok
 
     early = tokenizer_source(options)
     engine = asyncio.create_task(ProcessClient.start(options, on_phase=PhaseLog(console)))
-    server = asyncio.create_task(asyncio.to_thread(_import_server))
+    server = asyncio.create_task(asyncio.to_thread(_import_server, options))
     # A hub id has to be fetched first, which the engine does.
     load = None if early is None else asyncio.to_thread(_load_tokenizer, options, early)
     tokenizer = None if load is None else asyncio.create_task(load)
@@ -170,11 +170,16 @@ def _load_tokenizer(options: Options, source: str | Path) -> Tokenizer:
     return Tokenizer.load(source, chat_template=options.chat_template, revision=options.revision)
 
 
-def _import_server() -> None:
+def _import_server(options: Options) -> None:
     import plait.platform.server.app  # noqa: F401
     from plait.vision.decode import guard_process
 
     guard_process()
+    directory = None if options.model is None else Path(options.model).expanduser()
+    if options.encoder_cache_bytes != 0 and directory is not None and directory.is_dir():
+        from plait.vision.processor import import_early
+
+        import_early(directory)
 
 
 def _url(settings: ServerSettings, listener: socket.socket | None) -> str:

@@ -152,6 +152,7 @@ def _context(
         version=version,
         created=int(time.time()),
     )
+    metrics.images.watch(context.images, processor)
     return context
 
 

@@ -64,9 +64,7 @@ def chat_router(context: ServerContext) -> APIRouter:
 
 def _prepare(context: ServerContext, call: Call, body: ChatCompletionRequest) -> _Chat:
     params = chat_params(body, context.settings.limits)
-    reader = context.part_reader()
-    messages = prompts.check_chat(body, reader)
-    images = ChatImages.of(context, messages, reader)
+    images = ChatImages.of(context, body)
     images.refuse_truncation(body.truncate_prompt_tokens)
     wish = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     plan = ReplyPlan.of(call.target.tokenizer, constraint_of(body), wish)
@@ -84,7 +82,7 @@ def _prepare(context: ServerContext, call: Call, body: ChatCompletionRequest) ->
         call=call,
         body=body,
         params=params,
-        messages=messages,
+        messages=images.messages,
         images=images,
         form=form,
         wish=wish if wish is not None and wish.callable else None,

@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 
 from plait.platform.errors import DeadlineExceeded, Overloaded
 from plait.platform.server.body import Schema, parse_body
-from plait.vision.parts import PartReader
+from plait.vision.parts import TURNED_OFF, PartReader, takes_images
 
 if TYPE_CHECKING:
     from plait.platform.intake import Intake
@@ -65,17 +65,21 @@ class ServerContext:
 
     @property
     def takes_images(self) -> bool:
-        """Whether the model can see."""
+        """Whether the model can see, and is let to."""
         config = self.client.config
-        return config is not None and config.model.vision is not None
+        return config is not None and takes_images(config.model, config.options)
 
     def part_reader(self) -> PartReader:
         """Takes the images out of one request's messages, or refuses them."""
-        return PartReader(
+        reader = PartReader(
             model=self.model_name,
             takes_images=self.takes_images,
             max_images=self.settings.limits.images,
         )
+        config = self.client.config
+        if config is not None and config.model.vision is not None:
+            reader.why = TURNED_OFF
+        return reader
 
     @property
     def fingerprint(self) -> str:

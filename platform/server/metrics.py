@@ -28,6 +28,7 @@ from starlette.responses import Response
 
 from plait.platform.core import Event, SamplingParams
 from plait.platform.server.adapters.usage import LimitedRegistry
+from plait.platform.server.image_metrics import ImageMetrics
 from plait.platform.server.stats import StatsCollector
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Metrics:
         self._model_name = model_name
         self._timings: dict[str, Timings] = {}
         self._families = Families(self.registry)
+        self.images = ImageMetrics(self.registry)
         self.rejections = Counter(
             "vllm:admission_rejections",
             "Requests refused before admission.",

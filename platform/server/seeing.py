@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from plait.platform.errors import BadRequest
+from plait.platform.server.prompts import check_chat
 
 if TYPE_CHECKING:
     from plait.platform.server.context import ServerContext
     from plait.platform.server.schemas import ChatTemplating
     from plait.platform.tokenizer import Tokenizer
-    from plait.vision.parts import ImagePart, PartReader
+    from plait.vision.parts import ImagePart
     from plait.vision.placing import PlacedImages, ProcessedImage
+    from plait.vision.processor import ImageProcessor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,15 +24,19 @@ class ChatImages:
     """One chat's images; `see` comes before `encode`."""
 
     context: ServerContext
-    messages: Sequence[dict[str, Any]]  # as templates take them
+    messages: list[dict[str, Any]]  # as templates take them
     parts: Sequence[ImagePart]
     seen: list[ProcessedImage] = field(default_factory=list)
 
     @classmethod
-    def of(
-        cls, context: ServerContext, messages: Sequence[dict[str, Any]], reader: PartReader
-    ) -> ChatImages:
-        """Those that `reader` took. Raises `Unsupported` where there is nothing to process them."""
+    def of(cls, context: ServerContext, body: ChatTemplating) -> ChatImages:
+        """Read a chat's messages.
+
+        Raises `BadRequest`, and `Unsupported` where there is nothing to process images.
+        """
+        reader = context.part_reader()
+        with context.metrics.images.reading():
+            messages = check_chat(body, reader)
         if context.processor is None:
             reader.refuse_images()
         return cls(context=context, messages=messages, parts=tuple(reader.images))
@@ -48,14 +54,18 @@ class ChatImages:
         if not self.parts:
             return
         try:
-            async with asyncio.timeout(time_left_s() if time_left_s else None):
-                images = await self.context.images.prepare(self.parts)
-                await self.context.in_pool(processor.check_room, images, room)
-                self.seen.extend(await processor.process(images))
+            with self.context.metrics.images.preparing(len(self.parts)):
+                async with asyncio.timeout(time_left_s() if time_left_s else None):
+                    await self._prepare(processor, room)
         except TimeoutError:
             if time_left_s is not None:
                 time_left_s()
             raise
+
+    async def _prepare(self, processor: ImageProcessor, room: int) -> None:
+        images = await self.context.images.prepare(self.parts)
+        await self.context.in_pool(processor.check_room, images, room)
+        self.seen.extend(await processor.process(images))
 
     def shown(self, tokenizer: Tokenizer, *, with_tools: bool = False) -> list[dict[str, Any]]:
         """The messages as the tokenizer's template can show them."""

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from plait.platform.errors import Overloaded
 from plait.platform.server.draft_metrics import draft_metrics
+from plait.platform.server.image_metrics import encoder_metrics
 
 if TYPE_CHECKING:
     from plait.platform.config import EngineConfig
@@ -40,8 +41,11 @@ class StatsCollector(Collector):
         yield from _gauges(stats, labels)
         yield from _counters(stats, labels)
         yield from draft_metrics(stats, labels)
-        if self._client.config is not None:
-            yield _cache_info(self._client.config, labels)
+        config = self._client.config
+        if config is not None:
+            yield _cache_info(config, labels)
+            if config.model.vision is not None:
+                yield from encoder_metrics(stats, labels)
 
 
 def _gauges(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:

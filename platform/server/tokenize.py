@@ -37,7 +37,7 @@ def tokenize_router(context: ServerContext) -> APIRouter:
             target = await resolve(context, body, request.state.access, held)
             images = None
             if body.messages is not None:
-                images = _chat_images(context, body)
+                images = ChatImages.of(context, _chat(body))
                 await images.see(context.admission.config().scheduler.max_model_len)
             content = await context.in_pool(_tokenize, context, body, target.tokenizer, images)
         return Response(content, media_type="application/json")
@@ -70,11 +70,6 @@ def _tokenize(
     texts = [tokenizer.token_text(i) for i in ids] if body.return_token_strs else None
     max_model_len = context.admission.config().scheduler.max_model_len
     return encode(Tokens(count=len(ids), max_model_len=max_model_len, tokens=ids, token_strs=texts))
-
-
-def _chat_images(context: ServerContext, body: TokenizeRequest) -> ChatImages:
-    reader = context.part_reader()
-    return ChatImages.of(context, prompts.check_chat(_chat(body), reader), reader)
 
 
 def _chat(body: TokenizeRequest) -> ChatTemplating:

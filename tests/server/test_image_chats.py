@@ -126,6 +126,28 @@ async def test_images_are_let_go_once_they_are_sent(world):
     assert left == set()
 
 
+def figures(text: str) -> dict[str, float]:
+    lines = [line for line in text.splitlines() if "image" in line and not line.startswith("#")]
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+async def test_metrics_tell_how_images_came_through_and_why_some_did_not(world):
+    http, _ = world
+    broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    for parts in ([image(), text("?")], [image(1, 300)], [broken], [image()] * 17):
+        await http.post(CHAT, json={"messages": [{"role": "user", "content": parts}]})
+    await http.post(CHAT, json={"messages": [{"role": "user", "content": "no image"}]})
+    found = figures((await http.get("/metrics")).text)
+    assert found["plait:image_preparation_seconds_count"] == 1
+    assert found["plait:images_preparing"] == 0
+    refused = "plait:image_requests_refused_total"
+    assert found[f'{refused}{{code="invalid_image"}}'] == 2
+    assert found[f'{refused}{{code="image_too_large"}}'] == 1
+    assert found['plait:image_bytes{stage="files"}'] == 0
+    engine = [name for name in found if name.startswith("plait:image_tokens_total{")]
+    assert len(engine) == 1
+
+
 async def test_a_chat_without_images_says_nothing_of_them(world):
     http, engine = world
     body = {"messages": [{"role": "user", "content": "a < b"}], "max_tokens": 4}

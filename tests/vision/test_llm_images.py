@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,31 +10,18 @@ import numpy as np
 import pytest
 import torch
 from support.images import encoded, picture
-from support.tiny_processors import SPECS, make_processor_files, oracle_inputs
-from support.tiny_vision import make_vision_model
+from support.seeing import make_seeing_checkpoint
+from support.tiny_processors import SPECS, oracle_inputs
 
 from plait import LLM, BadRequest, SamplingParams
 from plait.platform.core import Request
-from plait.platform.errors import Unsupported
+from plait.platform.errors import ModelUnsupported, Unsupported
 
 FAMILY = "qwen2_vl"
 
 
 class TakenError(Exception):
     """Ends a call where its request would go on into the engine."""
-
-
-def make_seeing_checkpoint(family: str, directory: Path) -> Any:
-    """Write a whole checkpoint, processor and all; returns transformers' model of it."""
-    make_processor_files(family, directory)
-    tokens = json.loads((directory / "tokenizer.json").read_text())["added_tokens"]
-    token = next(t["id"] for t in tokens if t["content"] == SPECS[family].embedded)
-    model = make_vision_model(family, vocab_size=1600)
-    for name in ("image_token_id", "image_token_index"):
-        if hasattr(model.config, name):
-            setattr(model.config, name, token)
-    model.save_pretrained(directory)
-    return type(model).from_pretrained(directory, attn_implementation="eager").eval()
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +82,29 @@ def test_image_tokens_come_with_images_alone(llm: LLM) -> None:
         llm.chat([{"role": "user", "content": "<|image_pad|>"}])
     with pytest.raises(Unsupported, match="video_url"):
         llm.chat([{"role": "user", "content": [{"type": "video_url"}]}])
+
+
+def test_a_model_whose_images_cannot_be_processed_serves_text_alone_where_that_is_asked(
+    tmp_path: Path,
+) -> None:
+    make_seeing_checkpoint(FAMILY, tmp_path)
+    for path in tmp_path.glob("*processor_config.json"):
+        path.unlink()
+    options = {"kv_cache_bytes": 8 << 20, "num_threads": 1}
+    with pytest.raises(ModelUnsupported, match="--encoder-cache-memory 0 the model serves text"):
+        LLM(str(tmp_path), **options)
+    with LLM(str(tmp_path), encoder_cache_bytes=0, **options) as llm:
+        assert any("images are refused" in note for note in llm.config.model.notes)
+        (answer,) = llm.chat(
+            [{"role": "user", "content": "hello"}],
+            SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True),
+        )
+        assert len(answer.outputs[0].token_ids) == 3
+        with pytest.raises(Unsupported, match="started with --encoder-cache-memory 0"):
+            llm.chat([{"role": "user", "content": [{"type": "image", "image": picture()}]}])
+        token = llm.config.model.vision.image_token_id  # type: ignore[union-attr]
+        with pytest.raises(BadRequest, match="stands for images"):
+            llm.generate([[5, token]])
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "paligemma", "llava_onevision"])
