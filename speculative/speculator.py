@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORCED = "grammar"
-# Sequences from which on asking for all, 0.1 ms each, takes a share of a step that one would notice.
+# Sequences from which on asking for all, 0.1 ms each, takes a share of a step that is felt.
 MANY = 16
 MAX_FAULTS = 3  # in a row, until nothing is drafted any more
 
