@@ -18,6 +18,12 @@ from plait.platform.server.settings import Limits, ServerSettings
 
 Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
+# pydantic's words for these speak of Python.
+_PLAIN_WORDS = {
+    "model_type": "Input should be an object",
+    "model_attributes_type": "Input should be an object",
+    "extra_forbidden": "there is no such field",
+}
 _MAX_OPTIONS = 16
 _MAX_REF_FIELDS = 8  # of one adapter's name, generation and scale
 # Fields with a bound of the same name in `Limits`.
@@ -122,7 +128,9 @@ def _explain(error: pydantic.ValidationError, fields: dict[str, Any]) -> BadRequ
     """One message about the first field at fault, with all its accepted forms."""
     found = error.errors(include_url=False, include_context=False)
     first = _path(found[0]["loc"], fields)
-    reasons = dict.fromkeys(e["msg"] for e in found if _path(e["loc"], fields) == first)
+    reasons = dict.fromkeys(
+        _PLAIN_WORDS.get(e["type"], e["msg"]) for e in found if _path(e["loc"], fields) == first
+    )
     missing = found[0]["type"] == "missing"
     text = "is required" if missing else "; or: ".join(reasons)
     if not missing:

@@ -33,21 +33,23 @@ async def test_the_engine_gets_what_a_request_says_of_drafts(http, engine, url, 
 
 @pytest.mark.parametrize("url", BODIES)
 @pytest.mark.parametrize(
-    ("wish", "field"),
+    ("wish", "field", "reason"),
     [
-        ({"max_tokens": -1}, "speculation.max_tokens"),
-        ({"max_tokens": 2.5}, "speculation.max_tokens"),
-        ({"max_tokens": True}, "speculation.max_tokens"),
-        ({"enabled": "yes"}, "speculation.enabled"),
-        ({"method": "ngram"}, "speculation.method"),
-        ("off", "speculation"),
+        ({"max_tokens": -1}, "speculation.max_tokens", "must be at least 0"),
+        ({"max_tokens": 2.5}, "speculation.max_tokens", "a valid integer"),
+        ({"max_tokens": True}, "speculation.max_tokens", "a valid integer"),
+        ({"enabled": "yes"}, "speculation.enabled", "a valid boolean"),
+        ({"method": "ngram"}, "speculation.method", "there is no such field"),
+        ("off", "speculation", "should be an object (got a string)"),
+        (False, "speculation", "should be an object (got a boolean)"),
     ],
 )
-async def test_a_bad_wish_is_refused_by_its_field(http, engine, url, wish, field):
+async def test_a_bad_wish_is_refused_by_its_field(http, engine, url, wish, field, reason):
     answer = await http.post(url, json=BODIES[url] | {"speculation": wish})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, field)
     assert field in error["message"]
+    assert reason in error["message"]
     assert engine.requests == []
 
 
