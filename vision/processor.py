@@ -128,7 +128,7 @@ class ImageProcessor:
 
         Raises `ModelUnsupported`.
         """
-        if not takes_images(model, options) or options.model is None:
+        if model.vision is None or options.model is None or not takes_images(model, options):
             return None
         directory = checkpoint_directory(options.model, options.revision)
         return cls.load(directory, tokenizer, model.vision)
@@ -154,14 +154,16 @@ class ImageProcessor:
 
     # --- images ---
 
-    async def process(self, images: Sequence[DecodedImage]) -> list[ProcessedImage]:
+    async def process(self, images: Sequence[DecodedImage], salt: str = "") -> list[ProcessedImage]:
         """The images of one prompt, off the event loop.
 
-        Raises `InvalidImage` where the family cannot take one, with its number.
+        What is kept is found again under the same `salt` alone: how long an answer takes must not
+        tell one user what another has sent. Raises `InvalidImage` where the family cannot take one,
+        with its number.
         """
         works = [self._asked(image, len(images) == 1) for image in images]
         return await all_of(
-            _numbered(number, self._work.get(key, make))
+            _numbered(number, self._work.get(f"{salt}\0{key}", make))
             for number, (key, make) in enumerate(works, 1)
         )
 

@@ -117,7 +117,7 @@ class _Chat:
             yield running
 
     async def _see(self, room: int) -> None:
-        await self.images.see(room, self.call.time_left_s)
+        await self.images.see(room, self.call.cache_salt, self.call.time_left_s)
 
     def _prompts(self, room: int) -> list[prompts.Prompt]:
         tokenizer = self.call.target.tokenizer

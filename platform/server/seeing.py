@@ -41,8 +41,12 @@ class ChatImages:
             reader.refuse_images()
         return cls(context=context, messages=messages, parts=tuple(reader.images))
 
-    async def see(self, room: int, time_left_s: Callable[[], float | None] | None = None) -> None:
+    async def see(
+        self, room: int, salt: str, time_left_s: Callable[[], float | None] | None = None
+    ) -> None:
         """Fetch, decode and process them; a prompt may have `room` tokens.
+
+        `salt`: who may find what is kept of them, as with blocks of KV.
 
         Raises `BadRequest` that names the image or the text at fault, `ContextLengthExceeded`
         before anything is processed, and what `time_left_s` raises past the deadline.
@@ -56,16 +60,16 @@ class ChatImages:
         try:
             with self.context.metrics.images.preparing(len(self.parts)):
                 async with asyncio.timeout(time_left_s() if time_left_s else None):
-                    await self._prepare(processor, room)
+                    await self._prepare(processor, room, salt)
         except TimeoutError:
             if time_left_s is not None:
                 time_left_s()
             raise
 
-    async def _prepare(self, processor: ImageProcessor, room: int) -> None:
+    async def _prepare(self, processor: ImageProcessor, room: int, salt: str) -> None:
         images = await self.context.images.prepare(self.parts)
         await self.context.in_pool(processor.check_room, images, room)
-        self.seen.extend(await processor.process(images))
+        self.seen.extend(await processor.process(images, salt))
 
     def shown(self, tokenizer: Tokenizer, *, with_tools: bool = False) -> list[dict[str, Any]]:
         """The messages as the tokenizer's template can show them."""

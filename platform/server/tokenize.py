@@ -12,6 +12,7 @@ from starlette.responses import Response
 from plait.platform.errors import BadRequest
 from plait.platform.server import prompts
 from plait.platform.server.adapters.resolve import resolve
+from plait.platform.server.context import cache_salt
 from plait.platform.server.openapi import takes
 from plait.platform.server.responses import Tokens, encode
 from plait.platform.server.schemas import ChatTemplating, DetokenizeRequest, TokenizeRequest
@@ -38,7 +39,10 @@ def tokenize_router(context: ServerContext) -> APIRouter:
             images = None
             if body.messages is not None:
                 images = ChatImages.of(context, _chat(body))
-                await images.see(context.admission.config().scheduler.max_model_len)
+                await images.see(
+                    context.admission.config().scheduler.max_model_len,
+                    cache_salt(request.state.access.key_digest, None),
+                )
             content = await context.in_pool(_tokenize, context, body, target.tokenizer, images)
         return Response(content, media_type="application/json")
 

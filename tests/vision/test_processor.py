@@ -235,6 +235,10 @@ async def test_an_image_is_processed_once_for_all_who_ask(root: Path) -> None:
     asked = [processor.process([image, image]) for _ in range(4)]
     made = [one for row in await asyncio.gather(*asked) for one in row]
     assert len({id(one) for one in made}) == 1
+    (again,), (apart,) = await processor.process([image]), await processor.process([image], "salt")
+    assert again is made[0]
+    assert apart is not again
+    assert apart == again
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "internvl"])
