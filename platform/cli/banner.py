@@ -41,6 +41,7 @@ def facts(config: EngineConfig) -> Rows:
     model, cache, scheduler = config.model, config.cache, config.scheduler
     kv_tokens, context = cache.num_tokens, scheduler.max_model_len
     own = f" of the model's {model.context_length:,}" if context < model.context_length else ""
+    vision = None if config.options.encoder_cache_bytes == 0 else model.vision
     return [
         ("model", f"{model.name} ({model.source})"),
         ("architecture", f"{model.architecture}, {format_size(model.weight_bytes)} of weights"),
@@ -57,6 +58,7 @@ def facts(config: EngineConfig) -> Rows:
         ),
         ("prefix cache", "on" if cache.enable_prefix_caching else "off, as asked"),
         ("speculation", speculation(config.options)),
+        *([("images", f"taken, as {vision.family}")] if vision else []),
     ]
 
 

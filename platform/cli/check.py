@@ -63,6 +63,7 @@ def _fit(options: Options, report: SupportReport) -> tuple[Fit | None, str | Non
         context_length=report.context_length,
         eos_token_ids=(),
         weight_bytes=report.weight_bytes,
+        vision=report.vision,
     )
     available = budget.available_bytes() - report.weight_bytes
     if available <= 0:
@@ -90,6 +91,16 @@ def _as_data(report: SupportReport, fit: Fit | None, why_not: str | None) -> dic
     return data
 
 
+def _images(report: SupportReport) -> str:
+    from plait.vision.recipes import NEEDS_TORCHVISION
+
+    if report.vision is None:
+        return "none are taken"
+    if report.vision.family in NEEDS_TORCHVISION:
+        return "not served for this family; --encoder-cache-memory 0 serves its text alone"
+    return f"taken, as {report.vision.family}"
+
+
 def _print(options: Options, report: SupportReport, fit: Fit | None, why_not: str | None) -> None:
     if fit is None:
         typer.echo(f"{report.model} cannot be served: {why_not}")
@@ -100,6 +111,7 @@ def _print(options: Options, report: SupportReport, fit: Fit | None, why_not: st
         ("context", f"{fit.scheduler.max_model_len:,} tokens"),
         ("KV cache", f"{fit.cache.num_tokens:,} tokens fit"),
         ("speculation", speculation(options)),
+        ("images", _images(report)),
         ("adapters", f"can change {report.num_adapter_sites} places"),
         *(("memory", line) for line in fit.arithmetic),
         *(("note", note) for note in report.notes),

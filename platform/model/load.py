@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from plait.platform.config import KVGroup, ModelInfo, Options
+from plait.platform.config import KVGroup, ModelInfo, Options, VisionInfo
 from plait.platform.errors import ConfigError, PlaitError
 from plait.platform.model.build import Skeleton, build_skeleton, fill, kv_groups
 from plait.platform.model.executor import TorchExecutor
@@ -49,6 +49,7 @@ class SupportReport:
     kv_groups: tuple[KVGroup, ...] = ()
     context_length: int = 0
     num_adapter_sites: int = 0  # places that an adapter can change
+    vision: VisionInfo | None = None  # None: it takes no images
     notes: tuple[str, ...] = ()
 
 
@@ -105,6 +106,7 @@ def check_model(options: Options) -> SupportReport:
         kv_groups=groups,
         context_length=info.context_length,
         num_adapter_sites=len(skeleton.places.by_name),
+        vision=info.vision,
         notes=info.notes,
     )
 

@@ -9,6 +9,7 @@ import sys
 import httpx
 import pytest
 from support.tiny_models import make_checkpoint, rewrite_config
+from support.tiny_vision import make_vision_checkpoint
 from typer.testing import CliRunner
 
 from plait.platform.cli.main import app
@@ -46,6 +47,18 @@ def test_check_says_why_not(checkpoint, tmp_path):
     report = json.loads(result.stdout)
     assert report["servable"] is False
     assert "KV" in report["reason"]
+
+
+@pytest.mark.parametrize(
+    ("family", "said"), [("qwen2_vl", "taken, as qwen2_vl"), ("cohere2_vision", "not served")]
+)
+def test_check_says_whether_images_are_taken(family, said, tmp_path):
+    make_vision_checkpoint(family, tmp_path)
+    result = runner.invoke(app, ["check", str(tmp_path), "--kv-cache-memory", "4MiB"])
+    assert result.exit_code == 0, result.output
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("  images")]
+    assert said in line
+    assert "embeddings of images" in result.stdout
 
 
 def test_check_refuses_an_architecture_by_name(tmp_path):
