@@ -160,7 +160,8 @@ def _pattern(spec: GrammarSpec) -> str:
     try:
         node = regex.fullmatch(text)
     except regex.RegexError as error:
-        raise InvalidRegex(f"the regular expression has {error}", param=spec.param) from None
+        message = f"the regular expression has {error}; write it without"
+        raise InvalidRegex(message, param=spec.param) from None
     if node == regex.NOTHING:
         raise InvalidRegex("the regular expression matches nothing", param=spec.param)
     return _slashed(regex.render(node))

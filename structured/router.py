@@ -97,6 +97,9 @@ def by_llguidance(
     found: Normalised, spec: GrammarSpec, options: dict[str, Any], notes: tuple[str, ...] = ()
 ) -> Route:
     """The route to llguidance, if it can build the schema. `options` are its overrides."""
+    number = prove.respelled(found.schema)
+    if number is not None:
+        raise refused(_misspelled(number, found), spec.param)
     error = llguidance_error(_llguidance_grammar(found.schema, options))
     if error:
         raise _llguidance_refusal(error, found, spec)
@@ -177,10 +180,18 @@ def llguidance_error(grammar: str) -> str:
 _SUSPECTS = (
     ("patternPropert", ("patternProperties", "propertyNames")),
     ("multipleOf", ("multipleOf",)),
-    ("minimum", ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")),
+    ("range", ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")),
     ("regex", ("pattern", "format", "patternProperties", "not", "const", "enum")),
     ("", ("pattern", "oneOf", "anyOf", "not")),
 )
+
+
+def _misspelled(number: float, found: Normalised) -> Refusal:
+    listings = [each for each in found.keywords if each[1] in ("enum", "const")]
+    bounds = [each for each in found.keywords if "imum" in each[1]]  # which meet in one number
+    pointer, keyword = next(iter(listings or bounds), ("", "enum"))
+    why = f"{number} would come out as another number"
+    return Refusal(pointer, keyword, why, "write numbers beyond 53 bits as strings")
 
 
 def _llguidance_refusal(error: str, found: Normalised, spec: GrammarSpec) -> Exception:
@@ -218,7 +229,8 @@ def _regex(spec: GrammarSpec) -> Route:
     try:
         node = regex.fullmatch(text)
     except regex.RegexError as error:
-        raise InvalidRegex(f"the regular expression has {error}", param=spec.param) from None
+        message = f"the regular expression has {error}; write it without"
+        raise InvalidRegex(message, param=spec.param) from None
     if node == regex.NOTHING:
         raise InvalidRegex("the regular expression matches nothing", param=spec.param)
     pattern = regex.render(node)

@@ -142,11 +142,12 @@ class Document:
             raise self._refused(at, keyword, f"{ref!r} lies outside of the schema")
         resource = self._resources[address]
         fragment = unquote(fragment)
+        missing = f"{keyword!r} at {at or '/'}: there is no {ref!r}"
         if fragment and not fragment.startswith("/"):
             if (address, fragment) not in self._anchors:
-                raise InvalidSchema(f"{keyword!r} at {at}: there is no {ref!r}", param=self.param)
+                raise InvalidSchema(missing, param=self.param)
             return self._anchors[(address, fragment)]
-        return self._within(resource, fragment, f"{keyword!r} at {at}: there is no {ref!r}")
+        return self._within(resource, fragment, missing)
 
     def _is_dynamic(self, at: str, ref: str, name: str) -> bool:
         address, _ = urldefrag(urljoin(self._base(at), ref))
@@ -162,7 +163,7 @@ class Document:
         except (KeyError, IndexError, ValueError):
             raise InvalidSchema(missing, param=self.param) from None
         if not isinstance(schema, dict | bool):
-            raise InvalidSchema(f"{missing[:-1]} that is a schema", param=self.param)
+            raise InvalidSchema(f"{missing} that is a schema", param=self.param)
         if pointer not in self._bases:
             # A pointer may pass another resource on its way, or lead where no keyword leads.
             self._index(pointer, schema, self._base(pointer))

@@ -60,6 +60,7 @@ def _check_depth(schema: Any, limits: Limits, param: str) -> None:
         ]
 
 
+_MAX_NUMBER = 10**300
 _Path = tuple[Any, Any] | None  # the path of what holds a node, and its place there
 
 
@@ -78,6 +79,12 @@ def _check_counts(schema: Any, limits: Limits, param: str) -> None:
         node, path = waiting.pop()
         if isinstance(node, list):
             waiting += [(child, (path, i)) for i, child in enumerate(node)]
+        if isinstance(node, int) and abs(node) > _MAX_NUMBER:
+            raise GrammarTooComplex(
+                f"{_pointer(path)}: a number beyond {float(_MAX_NUMBER):g} cannot be compared; "
+                "leave it out, or write it as a string",
+                param=param,
+            )
         if not isinstance(node, dict):
             continue
         waiting += [(child, (path, key)) for key, child in node.items()]
@@ -85,7 +92,7 @@ def _check_counts(schema: Any, limits: Limits, param: str) -> None:
         num_properties += len(properties) if isinstance(properties, dict) else 0
         if isinstance(enum, list) and len(enum) > limits.max_enum:
             raise GrammarTooComplex(
-                f"'enum' at {_pointer(path)}: {len(enum):,} values; "
+                f"'enum' at {_pointer(path)}/enum: {len(enum):,} values; "
                 f"{limits.max_enum:,} are the limit. "
                 "Say it by 'pattern', or list those that are meant",
                 param=param,

@@ -6,10 +6,12 @@ tests/structured; with any other version all schemas go to llguidance, which ref
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from plait.structured.schema import regex
+from plait.structured.schema.values import exact, is_integer
 from plait.structured.schema.writing import inner
 
 PROVEN_XGRAMMAR = frozenset({"0.2.9"})
@@ -22,6 +24,7 @@ MAX_ITEMS = 64
 MAX_ALTERNATIVES = 64
 MAX_PATTERN_CHARS = 128
 _MAX_INTEGER = 2**53
+_INT64 = 2**63
 _PRINTABLE = regex.common(regex.complement(((34, 34), (92, 92))), ((32, 126),))
 
 
@@ -93,7 +96,39 @@ def _is_unsafe(value: Any) -> bool:
         return any(map(_is_unsafe, value.values()))
     if isinstance(value, float):
         return True
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) > _MAX_INTEGER
+    return isinstance(value, int) and abs(value) >= _INT64
+
+
+def respelled(schema: Any) -> int | float | None:
+    """A listed number of a written schema that llguidance, through doubles, makes another of."""
+    waiting = [schema]
+    while waiting:
+        node = waiting.pop()
+        for value in node.get("enum", ()) if isinstance(node, dict) else ():
+            for number in _whole_numbers(value):
+                if not _survives(number):
+                    return number
+        waiting += inner(node)
+    return None
+
+
+def _whole_numbers(value: Any) -> Iterator[int | float]:
+    if isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _whole_numbers(each)
+    elif is_integer(value) and not isinstance(value, bool):
+        yield value
+
+
+def _survives(number: float) -> bool:
+    if abs(number) <= _MAX_INTEGER:
+        return True
+    try:
+        double = float(number)
+    except OverflowError:
+        return False
+    is_counted = isinstance(number, int) and abs(number) < _INT64
+    return (int(double) if is_counted else int(exact(double))) == number
 
 
 def _object(node: dict[str, Any]) -> list[Doubt]:

@@ -174,10 +174,9 @@ class _Parser:
             self._at += 1
             return ((ord(self._text[self._at - 1]) % 32,) * 2,)
         if char.isascii() and char.isalnum():
-            what = {"p": "a Unicode property", "k": "a back-reference"}
-            raise self._error(
-                f"{what.get(char, f'the escape {char!r}')}, which is not enforced,", start
-            )
+            names = {"p": "a Unicode property", "P": "a Unicode property", "k": "a back-reference"}
+            escape = "a back-reference" if char.isdigit() else f"the escape {char!r}"
+            raise self._error(f"{names.get(char, escape)}, which is not enforced,", start)
         return points(char)
 
     def _coded(self, char: str, start: int) -> Ranges:

@@ -7,8 +7,10 @@ themselves, or are shared and long, stay under `$defs`.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -31,6 +33,8 @@ from plait.structured.schema.values import TYPES
 
 _SHORT = 120  # bytes of a definition that is copied rather than referred to
 _REF = "#/$defs/"
+_DOUBLE_INT = 2**53  # to here each whole number is a double
+_INT64 = Fraction(2**63 - 1024)  # the last double of 64 bits
 
 
 class Writer:
@@ -100,6 +104,7 @@ class Writer:
             self.refusals[unknown.refusal] = None
             return False
         at = min((literal.pointer for literal in formula), key=len, default="")
+        shapes = [(kind, _countable(shape)) for kind, shape in shapes]
         alone = all(isinstance(shape, Narrowed | Refused) for _, shape in shapes)
         denies = not all(literal.positive for literal in formula)
         for _, shape in shapes:
@@ -205,6 +210,40 @@ def _number(shape: Number) -> dict[str, Any]:
     if shape.multiple is not None:
         schema["multipleOf"] = _plain_number(shape.multiple)
     return schema
+
+
+def _countable(shape: Shape) -> Shape:
+    """Bounds drawn inwards to where llguidance, which counts in doubles and 64 bits, is exact."""
+    if not isinstance(shape, Number):
+        return shape
+    low, high = (
+        shape.low and _exact(shape.low, up=True),
+        shape.high and _exact(shape.high, up=False),
+    )
+    if not shape.integer:
+        return replace(shape, low=low, high=high)
+    found = replace(shape, low=low and max(low, -_INT64), high=high and min(high, _INT64))
+    if not _is_crossed(found):
+        return found
+    keyword = "maximum" if found.low is None or found.low <= 0 else "minimum"
+    why = "whole numbers beyond 64 bits, and single ones beyond 53, cannot be compared"
+    return Refused(Refusal("", keyword, why, "leave it out, or take a string with a 'pattern'"))
+
+
+def _is_crossed(shape: Number) -> bool:
+    low = -_INT64 if shape.low is None else shape.low
+    high = _INT64 if shape.high is None else shape.high
+    return low > high
+
+
+def _exact(bound: Fraction, *, up: bool) -> Fraction:
+    """A bound of more than 53 bits as the nearest double that allows no more than it does."""
+    if abs(bound) <= _DOUBLE_INT or bound.denominator != 1:
+        return bound
+    near = float(bound)
+    if Fraction(near) != bound and (Fraction(near) > bound) != up:
+        near = math.nextafter(near, math.inf if up else -math.inf)
+    return Fraction(near)
 
 
 def _plain_number(value: Fraction) -> float:

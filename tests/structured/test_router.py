@@ -1,8 +1,10 @@
 """The router: which backend for what, what is refused and how, and what text gets through."""
 
 import contextlib
+import json
 import random
 import time
+from decimal import Decimal
 
 import jsonschema
 import pytest
@@ -139,7 +141,19 @@ def test_another_version_of_xgrammar_has_no_proof(monkeypatch):
             InvalidSchema,
             "no document",
         ),
-        ({"enum": list(range(1001))}, GrammarTooComplex, "1,001 values"),
+        ({"maximum": 10**400}, GrammarTooComplex, "/maximum: a number beyond 1e+300"),
+        ({"enum": [-(10**400)]}, GrammarTooComplex, "/enum/0: a number beyond"),
+        ({"$ref": "#/none"}, InvalidSchema, "'$ref' at /: there is no '#/none'"),
+        ({"$ref": "#/minimum", "minimum": 1}, InvalidSchema, "no '#/minimum' that is a schema"),
+        ({"type": "string", "pattern": r"(a)\1"}, UnsupportedSchemaKeyword, "a back-reference"),
+        (
+            {"type": "integer", "minimum": 10**30, "maximum": 10**30 + 5},
+            UnsupportedSchemaKeyword,
+            "'minimum' at /minimum: whole numbers beyond 64 bits",
+        ),
+        ({"const": 2**64 - 1}, UnsupportedSchemaKeyword, "'const' at /const: 18446744073709551615"),
+        ({"type": "number", "maximum": 1e300}, UnsupportedSchemaKeyword, "'maximum' at /maximum"),
+        ({"enum": list(range(1001))}, GrammarTooComplex, "'enum' at /enum: 1,001 values"),
         ({"description": "x" * 65_536}, GrammarTooComplex, "bytes"),
         (["not", "a", "schema"], InvalidSchema, "JSON object"),
     ],
@@ -192,6 +206,54 @@ def test_of_what_no_grammar_tells_whole_a_part_is_given_and_the_answer_says_so(
     assert any("some valid answers are never given" in note for note in found.notes)
     assert all(grammar.accepts(compact(each)) for each in given)
     assert not any(grammar.accepts(compact(each)) for each in [*left_out, *never])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("power", [53, 62, 63, 64, 100])
+def test_whole_numbers_beyond_what_backends_count_are_exact_or_refused(power, sign):
+    generator = random.Random(power)
+    for off in (*range(-3, 4), *(generator.randint(-5000, 5000) for _ in range(30))):
+        edges = [sign * 2**power + off, sign * 2**power + off + generator.choice([0, 5, 1 << 40])]
+        for bounds in (edges, [edges[0], None], [None, edges[1]]):
+            named = zip(("minimum", "maximum"), bounds, strict=True)
+            schema = {"type": "integer", **{k: v for k, v in named if v is not None}}
+            try:
+                grammar = acceptor(route(schema_spec(schema)))
+            except UnsupportedSchemaKeyword:
+                continue
+            near = (edge + i * step for edge in edges for i in (-1, 0, 1) for step in (1, 2, 1024))
+            for number in [*near, 0, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1]:
+                if grammar.accepts(str(number)):
+                    jsonschema.validate(number, schema)
+
+
+@pytest.mark.parametrize("power", [53, 62, 63, 64, 70, 100])
+@pytest.mark.parametrize("beside", [{"type": "string", "pattern": "^x$"}, {"maxLength": 2}])
+def test_listed_numbers_beyond_53_bits_come_out_as_they_are_or_are_refused(power, beside):
+    for number in (2**power - 1, 2**power, -(2**power) - 1, 10 ** (power // 3), float(2**power)):
+        schema = {"anyOf": [{"const": number}, {"const": {"a": [number]}}, beside]}
+        try:
+            grammar = acceptor(route(schema_spec(schema)))
+        except UnsupportedSchemaKeyword:
+            continue
+        plain = int(number)
+        spelled = {plain, int(float(plain)), int(Decimal(repr(float(plain))))}
+        for text in [str(each) for each in spelled] + [f'{{"a":[{each}]}}' for each in spelled]:
+            if grammar.accepts(text):
+                jsonschema.validate(json.loads(text), schema)
+
+
+def test_identifiers_of_64_bits_can_be_listed():
+    listed = [1145141919810364364, 9007199254740993, 2**63 - 1]
+    grammar = acceptor(route(schema_spec(closed({"id": {"enum": listed}}))))
+    assert [n for n in range(2**53, 2**53 + 4) if grammar.accepts(f'{{"id":{n}}}')] == [2**53 + 1]
+    assert all(grammar.accepts(f'{{"id":{number}}}') for number in listed)
+
+
+def test_bounds_of_64_bit_types_are_served():
+    for low, high in ((-(2**63), 2**63 - 1), (0, 2**64 - 1), (0, 10**30)):
+        schema = {"type": "integer", "minimum": low, "maximum": high}
+        assert acceptor(route(schema_spec(schema))).accepts(str(2**53 + 1))
 
 
 def test_strict_demands_closed_objects():
