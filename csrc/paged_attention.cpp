@@ -2,38 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <memory>
-#include <new>
 #include <vector>
 
 #include "paged_attention_kernel.h"
+#include "thread_scratch.h"
 
 namespace plait {
 namespace {
 
-// A thread's scratch, kept between calls.
-class Scratch {
- public:
-  float* at_least(size_t floats) {
-    if (floats > size_) {
-      data_.reset();
-      size_ = 0;
-      data_.reset(new (kAlignment) float[floats]());
-      size_ = floats;
-    }
-    return data_.get();
-  }
-
- private:
-  static constexpr std::align_val_t kAlignment{64};
-  struct Free {
-    void operator()(float* p) const { ::operator delete[](p, kAlignment); }
-  };
-  std::unique_ptr<float, Free> data_;
-  size_t size_ = 0;
-};
-
-thread_local Scratch thread_scratch;
+thread_local ThreadScratch thread_scratch;
 
 struct Work {
   std::vector<AttentionItem> items;

@@ -1,51 +1,8 @@
 #include "vec_avx512.h"
 
-#include "paged_attention_avx.h"
+#include "paged_attention_dot.h"
 
 namespace plait {
-namespace {
-
-// bf16 by the dot instruction: one chain over pairs of d. It flushes subnormals and rounds in its
-// own way, so it serves every row of this instruction set or none.
-struct DotScores {
-  using V = Avx512Vec;
-  using Element = uint16_t;
-
-  static int64_t steps(int64_t head_size) { return (head_size + 1) / 2; }
-  static void load_query(const uint16_t* from, float* to, int64_t head_size) {
-    if (head_size % 2 != 0) std::memset(to + head_size / 2, 0, sizeof(float));
-    std::memcpy(to, from, static_cast<size_t>(head_size) * sizeof(uint16_t));
-  }
-
-  // Pairs go through the transpose of 4-byte values as they are; an odd last value is paired with
-  // 0.
-  static void pack(const Element* const* keys, int64_t head_size, float* panel) {
-    const float* pairs[8];
-    for (int i = 0; i < 8; ++i) pairs[i] = reinterpret_cast<const float*>(keys[i]);
-    AvxTranspose::transpose(pairs, head_size / 2, panel);
-    if (head_size % 2 == 0) return;
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t last = keys[i][head_size - 1];
-      std::memcpy(panel + head_size / 2 * kPanelKeys + i, &last, sizeof(last));
-    }
-  }
-
-  template <int kRows, int kVecs>
-  [[gnu::always_inline]] static inline void step(V::F (&sums)[kRows][kVecs], const float* query,
-                                                 int64_t stride, const float* keys, int64_t i) {
-    __m512bh k[kVecs];
-    PLAIT_UNROLL
-    for (int v = 0; v < kVecs; ++v) k[v] = (__m512bh)_mm512_loadu_si512(keys + v * V::kLanes);
-    PLAIT_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      const auto q = (__m512bh)_mm512_set1_ps(query[r * stride + i]);
-      PLAIT_UNROLL
-      for (int v = 0; v < kVecs; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], q, k[v]);
-    }
-  }
-};
-
-}  // namespace
 
 AttentionKernels attention_kernels_avx512() {
   return make_attention_kernels<Avx512Vec, AvxTranspose>();

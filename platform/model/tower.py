@@ -8,7 +8,6 @@ where each image begins (`cu_seq_lens_q`), instead of one call an image.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from plait.platform.errors import InternalError, ModelUnsupported
 from plait.platform.model.adapter_step import LayerStep
 from plait.platform.model.leaves import Linear
 from plait.platform.ops.lora import LoraSegments, PlacedLora, lora_
+from plait.platform.ops.varlen_attention import varlen_attention
 
 NAME = "plait_flash_tower"
 BUILD_NAME = "plait_tower"  # a class refuses to be built under a name that holds `flash`
@@ -93,22 +93,25 @@ def tower_attention(
         value: The same.
         scale: Multiplies q · k.
         bounds: Segment i is the rows bounds[i]:bounds[i + 1]; None: each of B is one segment.
-        mask: bool `[B, 1, T or 1, T]`, True where a key is seen; None: all are.
+        mask: bool `[B, 1, T or 1, T]`, True where a key is seen, by every row; None: all are.
     """
     batch, _, length, _ = query.shape
     bounds = [0, length] if bounds is None else bounds
     if bounds[-1] != length or (batch > 1 and len(bounds) > 2):
         raise InternalError(f"segments {bounds[-1]} of a tower's {length} rows")
-    out = torch.empty_like(value.transpose(1, 2), memory_format=torch.contiguous_format)
-    for image in range(batch):
-        seen = None if mask is None else mask[image : image + 1]
-        for start, end in pairwise(bounds):
-            part = (slice(image, image + 1), slice(None), slice(start, end))
-            attended = functional.scaled_dot_product_attention(
-                query[part], key[part], value[part], attn_mask=seen, scale=scale
-            )
-            out[image, start:end] = attended[0].transpose(0, 1)
-    return out
+    starts = [image * length + start for image in range(batch) for start in bounds[:-1]]
+    row_bounds = torch.tensor([*starts, batch * length], dtype=torch.int32)
+    key_bounds = row_bounds
+    rows, keys, values = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    if mask is not None:
+        if mask.shape[2] > 1 and not torch.equal(mask, mask[:, :, :1].expand_as(mask)):
+            raise InternalError("rows of a tower that see other keys than their neighbours")
+        seen = mask[:, 0, 0].reshape(-1)
+        keys, values = keys[seen], values[seen]
+        before = functional.pad(seen.cumsum(0), (1, 0))
+        key_bounds = before[row_bounds.long()].to(torch.int32)
+    out = varlen_attention(rows, keys, values, row_bounds, key_bounds, scale=scale)
+    return out.unflatten(0, (batch, length))
 
 
 class TowerStep(LayerStep):

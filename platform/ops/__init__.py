@@ -12,6 +12,8 @@ alone and in any batch.
     gumbel_argmax     gumbel_argmax.py     csrc/gumbel*
     rms_norm          rms_norm.py          csrc/rms_norm*
     gated_activation  gated_activation.py  csrc/gated_activation*
+    activation        activation.py        csrc/activation*
+    varlen_attention  varlen_attention.py  csrc/varlen_attention*
     lora              lora.py              csrc/lora*, weights in lora_weights.py
     token_mask        token_mask.py        csrc/token_mask*
 
