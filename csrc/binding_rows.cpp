@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "activation.h"
 #include "cpu_features.h"
 #include "gated_activation.h"
 #include "rms_norm.h"
@@ -87,11 +88,25 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double weight
   return out;
 }
 
-plait::Activation activation_of(const std::string& name) {
+plait::Activation activation_of(const std::string& name, const char* op) {
   if (name == "silu") return plait::Activation::kSilu;
   if (name == "gelu_tanh") return plait::Activation::kGeluTanh;
-  STD_TORCH_CHECK(name == "gelu", "plait::gated_activation: no such activation as ", name);
+  if (name == "quick_gelu") return plait::Activation::kQuickGelu;
+  STD_TORCH_CHECK(name == "gelu", "plait::", op, ": no such activation as ", name);
   return plait::Activation::kGelu;
+}
+
+// x of any shape, dense → the same
+Tensor activation(const Tensor& x, std::string name) {
+  STD_TORCH_CHECK(x.is_contiguous(), "plait::activation: x must be dense");
+  plait::ActivationArgs args{};
+  args.x = x.const_data_ptr();
+  args.type = element(x, "activation", "x");
+  args.activation = activation_of(name, "activation");
+  Tensor out = torch::stable::new_empty(x, x.sizes(), x.scalar_type());
+  args.out = out.mutable_data_ptr();
+  run_rows(PLAIT_CHOOSE(activation), args, x.numel(), 2);
+  return out;
 }
 
 // x [T, 2 I] → [T, I]
@@ -105,7 +120,7 @@ Tensor gated_activation(const Tensor& x, std::string activation) {
   args.type = element(x, "gated_activation", "x");
   args.size = static_cast<size_t>(x.size(1) / 2);
   args.row_stride = static_cast<size_t>(x.stride(0));
-  args.activation = activation_of(activation);
+  args.activation = activation_of(activation, "gated_activation");
   Tensor out = torch::stable::new_empty(x, {x.size(0), x.size(1) / 2}, x.scalar_type());
   args.out = out.mutable_data_ptr();
   run_rows(PLAIT_CHOOSE(gated_activation), args, x.size(0), 2 * x.size(1));
@@ -119,9 +134,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(plait, m) {
       "rms_norm(Tensor x, Tensor weight, float eps, float weight_offset, bool round_first) -> "
       "Tensor");
   m.def("gated_activation(Tensor x, str activation) -> Tensor");
+  m.def("activation(Tensor x, str name) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(plait, CPU, m) {
   m.impl("rms_norm", TORCH_BOX(&rms_norm));
   m.impl("gated_activation", TORCH_BOX(&gated_activation));
+  m.impl("activation", TORCH_BOX(&activation));
 }

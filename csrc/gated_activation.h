@@ -8,7 +8,7 @@
 
 namespace plait {
 
-enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu };
+enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kQuickGelu };
 
 struct GatedActivationArgs {
   const void* x;  // [rows][2 · size]

@@ -37,6 +37,13 @@ struct Silu {
   }
 };
 
+struct QuickGelu {
+  template <class V>
+  static typename V::F apply(typename V::F x) {
+    return sigmoid_times<V>(V::mul(V::broadcast(1.702f), x), x);
+  }
+};
+
 // x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))), by (1 + tanh(u)) / 2 = sigmoid(2u).
 struct GeluTanh {
   template <class V>
@@ -90,6 +97,8 @@ void gated_activation_typed(const GatedActivationArgs& args, size_t begin, size_
       return gated_activation_rows<V, T, GeluTanh>(args, begin, end);
     case Activation::kGelu:
       return gated_activation_rows<V, T, Gelu>(args, begin, end);
+    case Activation::kQuickGelu:
+      return gated_activation_rows<V, T, QuickGelu>(args, begin, end);
   }
 }
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from plait.platform.ops.activation import Activation, activation, has_activation_kernel
+
 _VECTORS = 64  # values of two vectors of bf16, the widest step of torch's loops
 _CHUNK = 16_384  # a multiple of that; torch cuts what is longer among threads
 _MODULES = frozenset({"transformers.activations", "torch.nn.modules.activation"})
@@ -52,17 +54,36 @@ _SIGMOIDS = (Tensor.sigmoid, torch.sigmoid, functional.sigmoid)
 
 
 class EvenActivation(nn.Module):
-    """An activation, run by `run_evenly`."""
+    """An activation: by our kernel where it has it, else by `run_evenly`."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
+        self.name = kernel_name(inner)
 
     def forward(self, x: Tensor) -> Tensor:
         """Values in, values out, in any shape."""
         if x.is_meta:
             return torch.empty_like(x)
+        if self.name is not None and x.device.type == "cpu" and has_activation_kernel():
+            return activation(x, self.name)
         return run_evenly(self.inner, x)
+
+
+_KERNELS: dict[str, Activation] = {
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "QuickGELUActivation": "quick_gelu",
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+}
+
+
+def kernel_name(module: nn.Module) -> Activation | None:
+    """What `ops.activation` calls an activation of torch or transformers; None: not there."""
+    if isinstance(module, nn.GELU):
+        return "gelu_tanh" if module.approximate == "tanh" else "gelu"
+    return _KERNELS.get(type(module).__name__)
 
 
 def replace_activations(part: nn.Module) -> None:
