@@ -3,6 +3,8 @@
 import asyncio
 import dataclasses
 import gc
+import re
+from pathlib import Path
 
 import pytest
 from support.fake_engine import FakeEngine, make_config
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.anyio
 
 CHAT = "/v1/chat/completions"
 FAMILY = "qwen2_vl"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +130,7 @@ async def test_images_are_let_go_once_they_are_sent(world):
 
 
 def figures(text: str) -> dict[str, float]:
-    lines = [line for line in text.splitlines() if "image" in line and not line.startswith("#")]
+    lines = [line for line in text.splitlines() if "plait:" in line and not line.startswith("#")]
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
@@ -144,8 +147,11 @@ async def test_metrics_tell_how_images_came_through_and_why_some_did_not(world):
     assert found[f'{refused}{{code="invalid_image"}}'] == 2
     assert found[f'{refused}{{code="image_too_large"}}'] == 1
     assert found['plait:image_bytes{stage="files"}'] == 0
-    engine = [name for name in found if name.startswith("plait:image_tokens_total{")]
-    assert len(engine) == 1
+    documented = re.findall(r"`(plait:\w+)`", (ROOT / "docs/vision.md").read_text())
+    assert len(documented) == 12
+    exported = {name.partition("{")[0] for name in found}
+    for name in documented:
+        assert {name, f"{name}_count"} & exported, name
 
 
 async def test_a_chat_without_images_says_nothing_of_them(world):
