@@ -111,7 +111,7 @@ def tower_attention(
         before = functional.pad(seen.cumsum(0), (1, 0))
         key_bounds = before[row_bounds.long()].to(torch.int32)
     out = varlen_attention(rows, keys, values, row_bounds, key_bounds, scale=scale)
-    return out.unflatten(0, (batch, length))
+    return out.view(batch, length, *out.shape[1:])
 
 
 class TowerStep(LayerStep):
