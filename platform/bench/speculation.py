@@ -110,8 +110,9 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
         *(Column(t, justify="right") for t in ("batch", "none", "drafts", "ratio", "CPU", "a run")),
         "accepted of verified",
         caption=(
-            "tokens per second once all prompts are done, medians; CPU: ratio of processor time, "
-            "prompts included; a run: tokens from a sequence's step with drafts"
+            "tokens per second once all prompts are done, medians; CPU: processor time without "
+            "drafts over that with, prompts included; a run: tokens from a sequence's step with "
+            "drafts"
         ),
     )
     for result in results:
