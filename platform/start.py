@@ -60,7 +60,7 @@ def start_engine(
 
     Raises `PlaitError`: `ConfigError` or `ModelUnsupported` with the exact cause.
     """
-    _check_draft_sampling(options)
+    _check_draft(options)
     phases: dict[str, float] = {}
 
     @contextmanager
@@ -127,7 +127,12 @@ def start_engine(
     )
 
 
-def _check_draft_sampling(options: Options) -> None:
+def _check_draft(options: Options) -> None:
+    if options.draft_model == "":  # else it would be the directory one stands in
+        raise ConfigError(
+            "--draft wants a directory or hub id, and got nothing: name one, or leave it out",
+            param="draft_model",
+        )
     if options.draft_sampling not in ("coupled", "rejection"):
         raise ConfigError(
             f"--draft-sampling takes coupled or rejection, got {options.draft_sampling!r}",

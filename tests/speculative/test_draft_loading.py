@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,10 @@ def test_a_vocabulary_that_ends_earlier_drafts(checkpoint: Checkpoint, tmp_path:
 def test_what_cannot_be_loaded_is_refused_by_the_name_of_the_flag(checkpoint: Checkpoint) -> None:
     with pytest.raises(ConfigError, match="--draft: there is no file or directory") as refusal:
         DraftEngine(options(checkpoint("llama"), Path("no/such/model")))
+    assert refusal.value.param == "draft_model"
+    nothing = replace(options(Path("not looked at")), draft_model="")
+    with pytest.raises(ConfigError, match="--draft wants a directory or hub id") as refusal:
+        start_engine(nothing)
     assert refusal.value.param == "draft_model"
 
 
