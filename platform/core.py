@@ -292,7 +292,7 @@ class SequenceState(StrEnum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Sequence:
     """One growing list of tokens. Owned by the scheduler; others read it within a step.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,6 @@ from plait.platform.core import SamplingParams, Sequence
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
-_MAX_HISTORIES = 1024
 _BANNED = np.float32(-np.inf)
 
 
@@ -22,14 +21,13 @@ _BANNED = np.float32(-np.inf)
 class History:
     """The tokens of one sequence as penalties see them; grows with its output."""
 
-    sequence: Sequence
     prompt: Ints  # its prompt's different tokens
     counts: dict[int, int] = field(default_factory=dict)  # of output tokens
     num_counted: int = 0
 
-    def with_drafts(self, drafts: tuple[int, ...]) -> Mapping[int, int]:
-        """Counts of the output followed by `drafts`."""
-        output = self.sequence.tokens[self.sequence.num_prompt_tokens + self.num_counted :]
+    def with_drafts(self, seq: Sequence, drafts: tuple[int, ...]) -> Mapping[int, int]:
+        """Counts of the output of its sequence followed by `drafts`."""
+        output = seq.tokens[seq.num_prompt_tokens + self.num_counted :]
         self.num_counted += len(output)
         _count(self.counts, output)
         return _count(dict(self.counts), drafts) if drafts else self.counts
@@ -42,22 +40,20 @@ def _count(counts: dict[int, int], tokens: Iterable[int]) -> dict[int, int]:
 
 
 class Histories:
-    """Histories of the newest sequences with penalties; one that was dropped is counted anew."""
+    """Histories of sequences with penalties. They keep none alive, and go with it."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._histories: OrderedDict[int, History] = OrderedDict()
+        self._histories: WeakKeyDictionary[Sequence, History] = WeakKeyDictionary()
 
     def of(self, seq: Sequence) -> History:
         """The history of `seq`, kept or new."""
-        history = self._histories.pop(seq.seq_id, None)
-        if history is None or history.sequence is not seq:
+        history = self._histories.get(seq)
+        if history is None:
             # Placeholders of images may lie outside the vocabulary.
             prompt = np.unique(np.array(seq.request.prompt_token_ids, np.int64))
-            history = History(seq, prompt[prompt < (seq.request.vocab_size or self._vocab_size)])
-        self._histories[seq.seq_id] = history
-        if len(self._histories) > _MAX_HISTORIES:
-            self._histories.popitem(last=False)
+            history = History(prompt[prompt < (seq.request.vocab_size or self._vocab_size)])
+            self._histories[seq] = history
         return history
 
 
@@ -95,7 +91,8 @@ def apply(
     for token, bias in params.logit_bias.items():
         logits[token] += np.float32(bias)
     if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
-        _damp(logits, histories.of(seq), drafts, params)
+        history = histories.of(seq)
+        _damp(logits, history.prompt, history.with_drafts(seq, drafts), params)
     return logits
 
 
@@ -128,13 +125,10 @@ def _ban_stops(logits: Floats, params: SamplingParams, eos_token_ids: tuple[int,
         logits[stops] = kept
 
 
-def _damp(
-    logits: Floats, history: History, drafts: tuple[int, ...], params: SamplingParams
-) -> None:
-    counts = history.with_drafts(drafts)
+def _damp(logits: Floats, prompt: Ints, counts: Mapping[int, int], params: SamplingParams) -> None:
     if params.repetition_penalty != 1:
         # A token of both prompt and output is written twice, with the same value.
-        ids = np.concatenate((history.prompt, np.fromiter(counts, np.int64, len(counts))))
+        ids = np.concatenate((prompt, np.fromiter(counts, np.int64, len(counts))))
         penalty = np.float32(params.repetition_penalty)
         values = logits[ids]
         logits[ids] = np.where(values > 0, values / penalty, values * penalty)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections import defaultdict
 
 import pytest
@@ -291,3 +293,20 @@ def test_eos_ends_an_answer() -> None:
     events = run(engine)["e", 0]
     assert tokens(events)[-1] == EOS
     assert events[-1].finish_reason is FinishReason.STOP
+
+
+def test_nothing_of_an_ended_sequence_is_kept() -> None:
+    """Penalties, drafts, logprobs and text are counted by sequence, and go with it."""
+    engine, _ = make_engine()
+    kept = weakref.WeakSet()
+    for i in range(4):
+        params = SamplingParams(
+            max_tokens=6, repetition_penalty=1.2, frequency_penalty=0.5, n=2, logprobs=1, seed=i
+        )
+        engine.add(Request(request_id=f"{i}", prompt_token_ids=(5, 6, 7), params=params))
+        kept.update(engine.scheduler._requests.unfinished())
+    assert len(kept) == 8
+    while engine.has_unfinished:
+        engine.step()
+    gc.collect()
+    assert not kept
