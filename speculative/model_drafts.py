@@ -163,7 +163,7 @@ class ModelDrafts:
             return 0.0
         seconds = self._head.ingest(plan, batch, taps, result)
         self._invested_s += seconds
-        self._tally.drafting(self._source.name, seconds)
+        self._tally.following(self._source.name, seconds)
         return seconds
 
     # --- after it ---

@@ -17,6 +17,7 @@ from support.drafting import (
     FixedCost,
     accepted,
     draft_whatever_it_costs,
+    set_economy,
     verified,
 )
 from support.tiny_models import make_checkpoint
@@ -75,7 +76,7 @@ def test_under_a_grammar_the_draft_model_is_masked_as_the_target_is(
         LLM(path, draft_model=path, **shared) as drafting,
     ):
         drafter = draft_whatever_it_costs(drafting._engine)
-        drafter._economy = EagerEconomy(FixedCost(FREE_ROWS))
+        set_economy(drafter, EagerEconomy(FixedCost(FREE_ROWS)))
         drafter._texts = ()
         drafter._constraints.forced = lambda *_: []
         assert texts(drafting) == texts(plain)
@@ -83,7 +84,7 @@ def test_under_a_grammar_the_draft_model_is_masked_as_the_target_is(
         # An end token may be drafted behind what completes an answer.
         assert verified(stats, "model") - accepted(stats, "model") <= 3
         assert accepted(stats, "model") > 100
-        assert drafter._model.figures["faults"] == 0
+        assert drafter._model._source.figures["faults"] == 0
         drafter._model.check_integrity([])
 
 
