@@ -88,7 +88,7 @@ def test_chats_give_parsed_calls(llm):
 
 def test_what_cannot_be_held_names_the_prompt(llm):
     bad = StructuredOutputs(regex=r"(a)\1")
-    with pytest.raises(InvalidRegex, match="prompt 1: .*reference"):
+    with pytest.raises(InvalidRegex, match=r"prompt 1: .*reference"):
         llm.generate(["a", "b"], HOT, structured_outputs=[None, bad])
 
 

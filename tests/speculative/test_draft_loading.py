@@ -85,7 +85,7 @@ def test_under_a_grammar_the_draft_model_is_masked_as_the_target_is(
         assert verified(stats, "model") - accepted(stats, "model") <= 3
         assert accepted(stats, "model") > 100
         assert drafter._model._source.figures["faults"] == 0
-        drafter._model.check_integrity([])
+        drafter._model._source.check_integrity([])
 
 
 def test_a_target_of_windows_alone_is_refused(checkpoint: Checkpoint) -> None:
