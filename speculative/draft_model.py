@@ -43,7 +43,7 @@ Floats = npt.NDArray[np.float32]
 
 MAX_LOGIT_ROWS = 64  # made at a time: bounds the memory of logits
 MAX_FAULTS = 3  # one after another, until the draft model is left alone
-_MIN_TEMPERATURE = 1e-4
+MIN_TEMPERATURE = 1e-4
 
 # Forbids, in place, what the grammar of a sequence forbids after it and some drafts. False: these
 # drafts have ended its answer, or nobody knows what may follow them.
@@ -343,18 +343,21 @@ class DraftModel:
         return row
 
     def _goes_on(self, work: _Work, token: int) -> bool:
-        if work.num_drafted >= work.want.limit or self._ends(work.want.sequence, token):
+        if work.num_drafted >= work.want.limit:
+            return False
+        if ends(work.want.sequence, token, self._bounds.eos_token_ids):
             return False
         if math.prod(work.chances) < self.floor or work.length > self.model.context_length:
             return False
         work.start, work.end = work.end, work.length
         return self._cover(work)
 
-    def _ends(self, sequence: Sequence, token: int) -> bool:
-        """Whether an answer ends with a token, as a rule: nothing is drafted behind it."""
-        params = sequence.request.params
-        is_eos = token in self._bounds.eos_token_ids and not params.ignore_eos
-        return is_eos or token in params.stop_token_ids
+
+def ends(sequence: Sequence, token: int, eos_token_ids: tuple[int, ...]) -> bool:
+    """Whether an answer ends with a token, as a rule: nothing is drafted behind it."""
+    params = sequence.request.params
+    is_eos = token in eos_token_ids and not params.ignore_eos
+    return is_eos or token in params.stop_token_ids
 
 
 def _draft(work: _Work) -> Draft | None:
@@ -374,5 +377,5 @@ def _chance(row: Floats, token: int, temperature: float) -> float:
 
     scores = torch.from_numpy(row)
     if temperature > 0:
-        scores = scores / max(temperature, _MIN_TEMPERATURE)
+        scores = scores / max(temperature, MIN_TEMPERATURE)
     return float(scores.softmax(-1)[token])

@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from plait.speculative.draft_model import Choose, Floats, Mask
+from plait.speculative.draft_model import (
+    MAX_FAULTS,
+    MAX_LOGIT_ROWS,
+    MIN_TEMPERATURE,
+    Choose,
+    Floats,
+    Mask,
+    ends,
+)
 from plait.speculative.eagle_blocks import HeadBlocks, HeadState
 from plait.speculative.eagle_head import EagleHead, HeadRows
 from plait.speculative.source import Draft, Round, Want
@@ -34,9 +42,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SOURCE = "eagle"
-MAX_LOGIT_ROWS = 64  # made at a time: bounds the memory of logits
-MAX_FAULTS = 3  # one after another, until the head is left alone
-_MIN_TEMPERATURE = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,19 +366,15 @@ class EagleSource:
     def _goes_on(self, chain: _Chain, token: int) -> bool:
         if chain.num_drafted >= chain.want.limit or token >= self._bounds.vocab_size:
             return False
-        if self._ends(chain.want.sequence, token) or math.prod(chain.chances) < self.floor:
+        if ends(chain.want.sequence, token, self._bounds.eos_token_ids):
+            return False
+        if math.prod(chain.chances) < self.floor:
             return False
         return self._has_room(chain)
 
     def _has_room(self, chain: _Chain) -> bool:
         """Whether there is a slot for one row more."""
         return len(chain.table) * self._bounds.block_size >= chain.start + len(chain.tokens)
-
-    def _ends(self, sequence: Sequence, token: int) -> bool:
-        """Whether an answer ends with a token, as a rule: nothing is drafted behind it."""
-        params = sequence.request.params
-        is_eos = token in self._bounds.eos_token_ids and not params.ignore_eos
-        return is_eos or token in params.stop_token_ids
 
 
 def _behind(span: Span, new: SequenceOf[int]) -> list[int]:
@@ -408,7 +409,7 @@ def _chances(row: Floats, temperature: float) -> Callable[[int], float] | None:
     """
     scores = torch.from_numpy(row.copy())
     if temperature > 0:
-        scores /= max(temperature, _MIN_TEMPERATURE)
+        scores /= max(temperature, MIN_TEMPERATURE)
     total = scores.logsumexp(-1)
     if not bool(torch.isfinite(total)):
         return None

@@ -68,6 +68,7 @@ class Constraints(Protocol):
 class _State:
     """What is known of one sequence until it ends."""
 
+    sequence: Sequence
     whose: Whose
     offer: Offer | None = None  # what its drafts were taken from
     accepting: deque[str] = field(default_factory=deque)  # sources of drafts that hold
@@ -283,7 +284,7 @@ class Speculator(Strand):
                 generation="+".join(use.generation for use in request.adapters),
                 grammar="" if request.grammar is None else "constrained",
             )
-            state = self._states[sequence.seq_id] = _State(whose)
+            state = self._states[sequence.seq_id] = _State(sequence, whose)
         return state
 
     # --- while it is computed ---
@@ -378,6 +379,8 @@ class Speculator(Strand):
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """See `Strand.check_integrity`: nothing is kept of a sequence that has ended."""
         del running
+        for state in self._states.values():
+            assert state.sequence.state is not SequenceState.FINISHED, "a state has leaked"
 
     @property
     def figures(self) -> Mapping[str, Any]:
