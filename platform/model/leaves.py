@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from plait.platform.model.adapter_step import NO_ADAPTERS, LeafStep
 from plait.platform.model.elementwise import RouterLogits
-from plait.platform.ops.linear import TILE_OUTPUTS, PackedWeight, linear, pack_linear
+from plait.platform.ops.linear import PackedWeight, linear, pack_linear
+from plait.platform.ops.quantized_weight import TILE_OUTPUTS
 from plait.platform.ops.rms_norm import rms_norm
 
 

@@ -18,8 +18,9 @@ from plait.platform.errors import AdapterPlacementFailed, InvalidAdapter
 from plait.platform.model.adapter_step import EmbeddingRows, HeadRows
 from plait.platform.model.sites import Place, Places
 from plait.platform.model.tables import Table, base_rows, changed_tables, embedding_scale
-from plait.platform.ops.linear import TILE_OUTPUTS, PackedWeight
+from plait.platform.ops.linear import PackedWeight
 from plait.platform.ops.lora import LoraPart, PlacedLora, lora_bytes, pack_lora
+from plait.platform.ops.quantized_weight import TILE_OUTPUTS
 
 _ROWS_AT_ONCE = 1024  # of a base weight that is unpacked for its norms
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from plait.platform.ops._native import has_kernels
+from plait.platform.ops.quantized_linear import quantized_linear, reference_quantized_linear
+from plait.platform.ops.quantized_weight import TILE_OUTPUTS, PackedQuantized, check_slice
 
-TILE_OUTPUTS = 16
 _INPUTS_PER_STEP = {torch.float32: 1, torch.bfloat16: 2}
 
 
@@ -54,14 +55,7 @@ class PackedWeight:
         Raises:
             ValueError: The range is not inside the weight, or begins within a tile.
         """
-        if not 0 <= start <= stop <= self.out_features:
-            raise ValueError(
-                f"linear: outputs {start} to {stop} are not inside a weight of {self.out_features}"
-            )
-        if start % TILE_OUTPUTS:
-            raise ValueError(
-                f"linear: a slice must begin at a multiple of {TILE_OUTPUTS}, not at {start}"
-            )
+        check_slice(start, stop, self.out_features)
         tiles = self.tiles[start // TILE_OUTPUTS : -(-stop // TILE_OUTPUTS)]
         return PackedWeight(tiles, stop - start, self.in_features)
 
@@ -94,7 +88,7 @@ def pack_linear(weight: Tensor) -> PackedWeight:
 
 def linear(
     x: Tensor,
-    packed: PackedWeight,
+    packed: PackedWeight | PackedQuantized,
     bias: Tensor | None = None,
     *,
     out_dtype: torch.dtype | None = None,
@@ -102,7 +96,7 @@ def linear(
     """Returns x · weightᵀ + bias, [..., N], rounded once, to `out_dtype`.
 
     Args:
-        x: [..., K] of the weight's dtype; rows may lie apart.
+        x: [..., K] of the weight's dtype, fp32 or bf16 where it is quantised; rows may lie apart.
         packed: The weight [N, K].
         bias: [N], fp32 or bf16.
         out_dtype: fp32 or bf16; x's by default.
@@ -118,21 +112,26 @@ def linear(
     rows = x if x.dim() == 2 else x.reshape(-1, packed.in_features)
     if rows.stride(1) != 1 or rows.stride(0) < 0:
         rows = rows.contiguous()
-    out: Tensor = torch.ops.plait.linear(
-        rows, packed.tiles, packed.in_features, packed.out_features, bias, out_dtype
-    )
+    if isinstance(packed, PackedQuantized):
+        out = quantized_linear(rows, packed, bias, out_dtype)
+    else:
+        out = torch.ops.plait.linear(
+            rows, packed.tiles, packed.in_features, packed.out_features, bias, out_dtype
+        )
     return out if x.dim() == 2 else out.view(*x.shape[:-1], packed.out_features)
 
 
 def reference_linear(
     x: Tensor,
-    packed: PackedWeight,
+    packed: PackedWeight | PackedQuantized,
     bias: Tensor | None = None,
     *,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """`linear` by torch's own product in fp32: right, but slow, and not the same in every batch."""
     out_dtype = x.dtype if out_dtype is None else out_dtype
+    if isinstance(packed, PackedQuantized):
+        return reference_quantized_linear(x, packed, bias, out_dtype)
     wide_bias = None if bias is None else bias.float()
     return functional.linear(x.float(), packed.unpack().float(), wide_bias).to(out_dtype)
 
@@ -156,8 +155,11 @@ def exact_linear(
     return exact, chain + half_unit * (exact.abs() + chain)
 
 
-def _check(x: Tensor, packed: PackedWeight, bias: Tensor | None) -> None:
-    if x.dtype != packed.dtype:
+def _check(x: Tensor, packed: PackedWeight | PackedQuantized, bias: Tensor | None) -> None:
+    if isinstance(packed, PackedQuantized):
+        if x.dtype not in _INPUTS_PER_STEP:
+            raise TypeError(f"linear: x must be float32 or bfloat16, not {x.dtype}")
+    elif x.dtype != packed.dtype:
         raise TypeError(f"linear: x is {x.dtype}, the weight {packed.dtype}; convert one of them")
     if x.dim() < 1 or x.shape[-1] != packed.in_features:
         raise ValueError(
