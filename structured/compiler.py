@@ -67,7 +67,7 @@ class Compiler:
 
         try:
             json.dumps(spec.content, ensure_ascii=False).encode()  # half a pair cannot be written
-            return self.compile_route(route(spec))
+            return self.compile_route(route(spec, build=False))
         except BadRequest as error:
             error.param = error.param or spec.param
             raise
@@ -81,7 +81,15 @@ class Compiler:
         """Compile what has been routed."""
         backends.check_version(route.backend)
         backend = self._backend(route.backend)
-        payload = backend.compile(route.kind, route.content, route.options)
+        spent = -self._now()
+        try:
+            payload = backend.compile(route.kind, route.content, route.options)
+        except BadRequest as error:
+            refusal = getattr(route, "refusal", None)
+            if refusal is not None and isinstance(error.__cause__, backends.LibraryError):
+                raise refusal(str(error.__cause__)) from None
+            raise
+        spent += self._now()
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise GrammarTooComplex(
                 f"compiled it takes {len(payload):,} bytes, {MAX_PAYLOAD_BYTES:,} are the limit"
@@ -96,8 +104,11 @@ class Compiler:
             checks=getattr(route, "checks", b""),
         )
         if self._trial is not None:
-            self._trial.check(compiled, backend)
+            self._trial.check(compiled, backend, compile_s=spent)
         return compiled
+
+    def _now(self) -> float:
+        return 0.0 if self._trial is None else self._trial.clock()
 
     def warm(self) -> None:
         """Load the libraries and compile the fragments that most schemas have."""

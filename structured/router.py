@@ -8,8 +8,8 @@ constraint that neither enforces is refused. Nothing is loosened on the way.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, cast
@@ -38,7 +38,8 @@ class Route:
     `content` and `options` are the arguments of the backend's own compile call for `kind`: a JSON
     schema with its keyword arguments (xgrammar) or overrides (llguidance), a regular expression
     for whole strings, an EBNF or Lark text, or a structural tag. `checks` are what the grammar
-    does not hold, for `plait.structured.unique`.
+    does not hold, for `plait.structured.unique`. `refusal` words what the library has against a
+    grammar that was not built on the way.
     """
 
     backend: Backend
@@ -47,15 +48,19 @@ class Route:
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     notes: tuple[str, ...] = ()
     checks: bytes = b""
+    refusal: Callable[[str], Exception] | None = field(default=None, compare=False)
 
 
-def route(spec: GrammarSpec) -> Route:
-    """Choose the backend. Raises the `BadRequest` of what cannot be enforced."""
+def route(spec: GrammarSpec, *, build: bool = True) -> Route:
+    """Choose the backend. Raises the `BadRequest` of what cannot be enforced.
+
+    Without `build`, a whole schema's grammar is left for the compiler to build: once suffices.
+    """
     match spec.kind:
         case GrammarKind.JSON_SCHEMA:
-            return _schema(spec, spec.content)
+            return _schema(spec, spec.content, build=build)
         case GrammarKind.JSON_OBJECT:
-            return _schema(spec, {"type": "object"})
+            return _schema(spec, {"type": "object"}, build=build)
         case GrammarKind.REGEX:
             return _regex(spec)
         case GrammarKind.CHOICE:
@@ -75,14 +80,14 @@ def route(spec: GrammarSpec) -> Route:
 # --- schemas ---
 
 
-def _schema(spec: GrammarSpec, schema: Any) -> Route:
+def _schema(spec: GrammarSpec, schema: Any, *, build: bool) -> Route:
     found = normalise(schema, spec, whole=True)
     if found.refusals:
         raise refused(found.refusals[0], spec.param)
-    return of_written(found, spec)
+    return of_written(found, spec, build=build)
 
 
-def of_written(found: Normalised, spec: GrammarSpec) -> Route:
+def of_written(found: Normalised, spec: GrammarSpec, *, build: bool = True) -> Route:
     """The route of a normalised schema without refusals."""
     spaces = whitespace.read(spec)
     doubts = prove.doubts(found.schema) or found.checks  # which need strings of one spelling
@@ -90,20 +95,31 @@ def of_written(found: Normalised, spec: GrammarSpec) -> Route:
         options = whitespace.for_xgrammar(spaces)
         if _xgrammar_reads(found.schema, options):
             return _routed("xgrammar", found, options, ())
-    return by_llguidance(found, spec, whitespace.for_llguidance(spaces), spaces.notes)
+    options = whitespace.for_llguidance(spaces)
+    return by_llguidance(found, spec, options, spaces.notes, build=build)
 
 
 def by_llguidance(
-    found: Normalised, spec: GrammarSpec, options: dict[str, Any], notes: tuple[str, ...] = ()
+    found: Normalised,
+    spec: GrammarSpec,
+    options: dict[str, Any],
+    notes: tuple[str, ...] = (),
+    *,
+    build: bool = True,
 ) -> Route:
     """The route to llguidance, if it can build the schema. `options` are its overrides."""
     number = prove.respelled(found.schema)
     if number is not None:
         raise refused(_misspelled(number, found), spec.param)
-    error = llguidance_error(_llguidance_grammar(found.schema, options))
-    if error:
-        raise _llguidance_refusal(error, found, spec)
-    return _routed("llguidance", found, options, notes)
+
+    def refusal(error: str) -> Exception:
+        return _llguidance_refusal(error, found, spec)
+
+    if build:
+        error = llguidance_error(_llguidance_grammar(found.schema, options))
+        if error:
+            raise refusal(error)
+    return replace(_routed("llguidance", found, options, notes), refusal=refusal)
 
 
 def _routed(

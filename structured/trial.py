@@ -39,6 +39,7 @@ _NUM_VETOED = 4  # tokens of a row that a sampler may have to ask about
 
 _NUM_ALIKE = 16
 _LEADING = rb'{["(\<'  # what texts go deeper with
+_AT_ONCE = 4096  # tokens that are looked through for those that may follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +63,16 @@ class Trial:
     clock: Clock
     limits: TrialLimits = field(default_factory=TrialLimits)
 
-    def check(self, compiled: CompiledGrammar, backend: Backend) -> None:
-        """Raise `GrammarTooComplex` where masks take too long, or cannot be made at all."""
+    def check(self, compiled: CompiledGrammar, backend: Backend, *, compile_s: float = 0.0) -> None:
+        """Raise `GrammarTooComplex` where masks take too long, or cannot be made at all.
+
+        `compile_s`: what compiling took. A backend that opens by compiling anew may open the first
+        time without.
+        """
+        opens_by_compiling = compiled.backend == "llguidance"
         for number in range(NUM_TRIES):
             try:
-                self._try(compiled, backend)
+                self._try(compiled, backend, compile_s if opens_by_compiling and not number else 0)
                 return
             except TooSlow as slow:
                 reason = f"is too slow to hold an answer to: {slow}"
@@ -84,10 +90,10 @@ class Trial:
         """Sort the vocabulary now."""
         _ = self._tastes
 
-    def _try(self, compiled: CompiledGrammar, backend: Backend) -> None:
+    def _try(self, compiled: CompiledGrammar, backend: Backend, compile_s: float) -> None:
         began = self.clock()
         grammar = backend.load(compiled.payload)
-        seconds = self.clock() - began
+        seconds = max(self.clock() - began, compile_s)
         if seconds > self.limits.open_s:
             raise TooSlow(_beyond("opening it", seconds, self.limits.open_s))
         # A text is the same in each try and on each machine: the key is made of the content.
@@ -175,13 +181,26 @@ class _Walk:
     def _chosen(self) -> list[int]:
         """A few tokens that may follow, never an end: first of those that are preferred."""
         row = self._row & ~self._matcher.vocabulary.end_mask
-        allowed = np.unpackbits(row.view(np.uint8), bitorder="little")
-        found = self._taste.order[allowed[self._taste.order] != 0]
-        best = found[: self._taste.num_alike]
+        allowed = np.unpackbits(row.view(np.uint8), bitorder="little").view(np.bool_)
+        if self._taste.num_alike is None:
+            best = np.flatnonzero(allowed)
+        else:
+            best = self._best(allowed, self._taste.num_alike)
         if not len(best):
             return []
-        chosen: list[int] = self._rng.choice(best, _NUM_VETOED).tolist()
+        chosen: list[int] = best[self._rng.integers(len(best), size=_NUM_VETOED)].tolist()
         return chosen
+
+    def _best(self, allowed: npt.NDArray[np.bool_], count: int) -> Ids:
+        """The first allowed ones in the taste's order, which are mostly near its front."""
+        order = self._taste.order
+        found = order[:0]
+        for start in range(0, len(order), _AT_ONCE):
+            some = order[start : start + _AT_ONCE]
+            found = np.concatenate((found, some[allowed[some]]))
+            if len(found) >= count:
+                break
+        return found[:count]
 
 
 def _beyond(what: str, seconds: float, limit: float) -> str:

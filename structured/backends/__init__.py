@@ -71,13 +71,21 @@ class Backend(Protocol):
     def compile(self, kind: GrammarKind, content: Any, options: Mapping[str, Any]) -> bytes:
         """What `load` takes. Content and options are those of a `Route`.
 
-        Raises `InvalidGrammar` and its like, or `GrammarTooComplex`.
+        Raises `InvalidGrammar` and its like, or `GrammarTooComplex`; the cause may be a
+        `LibraryError`.
         """
         ...
 
     def load(self, payload: bytes) -> Grammar:
-        """The grammar of a payload that `compile` gave. Raises `ParserFault`."""
+        """The grammar of a payload that `compile` gave. Raises `ParserFault`.
+
+        What `compile` has just built may be handed out as it is, once.
+        """
         ...
+
+
+class LibraryError(Exception):
+    """What a library said of a grammar that it cannot build, in its own words."""
 
 
 class ParserFault(Exception):

@@ -19,7 +19,7 @@ from plait.platform.errors import (
     InvalidSchema,
     UnsupportedSchemaKeyword,
 )
-from plait.structured.backends import ParserFault
+from plait.structured.backends import LibraryError, ParserFault
 from plait.structured.backends.lark import endless_rule
 from plait.structured.spec import GrammarKind
 
@@ -86,15 +86,18 @@ class LLGuidanceBackend:
             eos_token=list(vocabulary.end_ids),
             slices=_SLICES if sliced else [],
         )
+        self._built: tuple[bytes, Any] | None = None  # the last payload and its matcher
 
     def compile(self, kind: GrammarKind, content: Any, options: Mapping[str, Any]) -> bytes:
         """The payload is the grammar as Lark; making a matcher of it is what could fail."""
         text = self._lark(kind, content, options)
-        matcher = self._matcher(text)
+        fresh = self._matcher(text)
+        matcher = fresh.deep_copy()  # what is asked changes it
         # The first mask is part of it: some bounds, and a start that has no end, show only there.
         allowed = not matcher.is_error() and any(matcher.compute_bitmask())
         if matcher.is_error():
-            raise _refusal(kind, matcher.get_error())
+            error = matcher.get_error()
+            raise _refusal(kind, error) from LibraryError(error)
         if not allowed:
             raise _refusal(kind, "no text fulfils it")
         forced = matcher.compute_ff_bytes()
@@ -102,7 +105,9 @@ class LLGuidanceBackend:
             raise _refusal(kind, matcher.get_error())
         if len(forced) > _MAX_FORCED_BYTES:
             raise _refusal(kind, f"it forces a text over the limit of {_MAX_FORCED_BYTES:,} bytes")
-        return text.encode()
+        payload = text.encode()
+        self._built = payload, fresh
+        return payload
 
     def _lark(self, kind: GrammarKind, content: Any, options: Mapping[str, Any]) -> str:
         match kind:
@@ -133,7 +138,11 @@ class LLGuidanceBackend:
 
     def load(self, payload: bytes) -> LLGuidanceGrammar:
         """Compiles anew, which is as fast as reading a compiled one would be."""
-        matcher = self._matcher(payload.decode())
+        built, self._built = self._built, None
+        if built is not None and built[0] == payload:
+            matcher = built[1]
+        else:
+            matcher = self._matcher(payload.decode())
         _check(matcher)
         return LLGuidanceGrammar(matcher, self._num_bytes)
 

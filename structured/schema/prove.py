@@ -16,10 +16,11 @@ from plait.structured.schema.writing import inner
 
 PROVEN_XGRAMMAR = frozenset({"0.2.9"})
 
-# Beyond these xgrammar compiles for seconds, or masks for milliseconds; llguidance does not.
-MAX_NODES = 600
-MAX_ENUM = 500
-MAX_OPTIONAL = 100
+# Beyond these xgrammar, which makes all masks beforehand, compiles for 50 ms and more (5 to 10 ms
+# for each property); llguidance takes a few ms for hundreds.
+MAX_NODES = 16
+MAX_ENUM = 64
+MAX_OPTIONAL = 8
 MAX_ITEMS = 64
 MAX_ALTERNATIVES = 64
 MAX_PATTERN_CHARS = 128
