@@ -137,9 +137,7 @@ def _routed(
 
 def refused(refusal: Refusal, param: str) -> UnsupportedSchemaKeyword:
     """The error of a refusal."""
-    return UnsupportedSchemaKeyword(
-        f"{refusal}. Neither xgrammar nor llguidance enforces it as it stands", param=param
-    )
+    return UnsupportedSchemaKeyword(str(refusal), param=param)
 
 
 @lru_cache(maxsize=1)
