@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "binding_parallel.h"
 #include "cpu_features.h"
 #include "linear.h"
 
@@ -14,39 +15,10 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Asked anew in every call: a test switches instruction sets by the environment.
-plait::LinearKernels kernels() {
-#if PLAIT_HAS_X86_SOURCES
-  switch (plait::cpu_isa()) {
-    case plait::CpuIsa::kAvx512Bf16:
-      return plait::linear_kernels_avx512_bf16();
-    case plait::CpuIsa::kAvx512:
-      return plait::linear_kernels_avx512();
-    case plait::CpuIsa::kAvx2:
-      return plait::linear_kernels_avx2();
-    case plait::CpuIsa::kPlain:
-      break;
-  }
-#endif
-  return plait::linear_kernels_plain();
-}
-
 plait::Element element(ScalarType type, const char* name) {
   STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16,
                   "plait::linear: ", name, " must be float32 or bfloat16");
   return type == ScalarType::Float ? plait::Element::kFloat32 : plait::Element::kBfloat16;
-}
-
-void parallel_for(size_t count, size_t grain, const plait::Body& body) {
-  if (count <= grain) {
-    body(0, count);
-    return;
-  }
-  torch::stable::parallel_for(0, static_cast<int64_t>(count), static_cast<int64_t>(grain),
-                              [&body](int64_t begin, int64_t end) {
-                                if (begin < end)
-                                  body(static_cast<size_t>(begin), static_cast<size_t>(end));
-                              });
 }
 
 // x [T, K] · packed [⌈N / 16⌉, steps, 16 or 32] → [T, N]
@@ -88,7 +60,8 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t in_features, int64_
   args.out = out.mutable_data_ptr();
   args.out_stride = static_cast<size_t>(out_features);
   args.out_type = element(out_dtype, "out_dtype");
-  plait::linear(kernels(), args, parallel_for);
+  // Asked anew in every call: a test switches instruction sets by the environment.
+  plait::linear(plait::linear_kernels(plait::cpu_isa()), args, plait::torch_parallel_for);
   return out;
 }
 

@@ -68,6 +68,15 @@ LinearKernels linear_kernels_plain() {
   return {make_kernel<FloatFormat<PlainVec>>(), make_kernel<WidenFormat<PlainVec>>()};
 }
 
+LinearKernels linear_kernels([[maybe_unused]] CpuIsa isa) {
+#if PLAIT_HAS_X86_SOURCES
+  if (isa >= CpuIsa::kAvx512Bf16) return linear_kernels_avx512_bf16();
+  if (isa >= CpuIsa::kAvx512) return linear_kernels_avx512();
+  if (isa >= CpuIsa::kAvx2) return linear_kernels_avx2();
+#endif
+  return linear_kernels_plain();
+}
+
 void linear(const LinearKernels& kernels, const LinearArgs& args, const ParallelFor& parallel_for) {
   if (args.rows == 0 || args.out_features == 0) return;
   const bool wide = args.weight_type == Element::kFloat32;

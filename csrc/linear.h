@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "cpu_features.h"
 #include "element.h"
 
 namespace plait {
@@ -88,6 +89,7 @@ LinearKernels linear_kernels_plain();
 LinearKernels linear_kernels_avx2();
 LinearKernels linear_kernels_avx512();
 LinearKernels linear_kernels_avx512_bf16();
+LinearKernels linear_kernels(CpuIsa isa);
 
 struct LinearArgs {
   const void* x;

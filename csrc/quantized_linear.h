@@ -19,6 +19,7 @@ const QuantizedKernels& quantized_kernels_plain();
 const QuantizedKernels& quantized_kernels_avx2();
 const QuantizedKernels& quantized_kernels_avx512();
 const QuantizedKernels& quantized_kernels_vnni();
+const QuantizedKernels& quantized_kernels(CpuIsa isa);
 
 struct QuantizeRowsArgs {
   const void* x;

@@ -17,7 +17,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from plait.platform.ops._native import has_kernels
-from plait.platform.ops.quantized_linear import quantized_linear, reference_quantized_linear
+from plait.platform.ops.quantized_linear import (
+    fake_quantized_linear,
+    quantized_linear,
+    reference_quantized_linear,
+)
 from plait.platform.ops.quantized_weight import TILE_OUTPUTS, PackedQuantized, check_slice
 
 _INPUTS_PER_STEP = {torch.float32: 1, torch.bfloat16: 2}
@@ -176,6 +180,7 @@ def _use_kernel() -> bool:
     if not has_kernels():
         return False
     torch.library.register_fake("plait::linear", _fake)
+    torch.library.register_fake("plait::quantized_linear", fake_quantized_linear)
     return True
 
 

@@ -8,11 +8,13 @@ fp32 adds the groups in order. Either way a row's bits are the same alone and in
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from plait.platform.ops.quantized_weight import ROW_GROUP, PackedQuantized
+from plait.platform.ops.quantized_weight import ROW_GROUP, PackedQuantized, Scales
 
 
 def reference_quantized_linear(
@@ -30,7 +32,34 @@ def quantized_linear(
     rows: Tensor, packed: PackedQuantized, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
     """Returns rows · weightᵀ + bias, [T, N]; rows [T, K] are fp32 or bf16."""
-    return reference_quantized_linear(rows, packed, bias, out_dtype)
+    out: Tensor = torch.ops.plait.quantized_linear(*_arguments(rows, packed, bias, out_dtype))
+    return out
+
+
+def _arguments(
+    rows: Tensor, packed: PackedQuantized, bias: Tensor | None, out_dtype: torch.dtype
+) -> tuple[Any, ...]:
+    return (
+        rows,
+        packed.blob,
+        packed.in_features,
+        packed.out_features,
+        packed.bits,
+        packed.group,
+        packed.scales is Scales.FLOAT32,
+        -1 if packed.zero_point is None else packed.zero_point,
+        packed.activations == "exact",
+        bias,
+        out_dtype,
+    )
+
+
+def fake_quantized_linear(
+    x: Tensor, blob: Tensor, in_features: int, out_features: int, *rest: Any
+) -> Tensor:
+    """What the kernel gives, without its values, for torch's tracing."""
+    del blob, in_features
+    return x.new_empty((x.shape[0], out_features), dtype=rest[-1])
 
 
 def row_group(packed: PackedQuantized) -> int:
@@ -48,7 +77,7 @@ def round_rows(rows: Tensor, group: int) -> Tensor:
     padded = functional.pad(rows, (0, -in_features % group)).unflatten(-1, (-1, group))
     sizes = padded.abs().amax(-1, keepdim=True)
     scales = sizes * (1 / 127)
-    codes = (padded * (127 / sizes)).round()
+    codes = (padded * (torch.tensor(127.0) / sizes)).round()
     values = torch.where(sizes > 1e-30, scales * codes, torch.zeros_like(codes))
     values = torch.where(sizes.isfinite(), values, torch.full_like(codes, torch.nan))
     return values.flatten(-2)[..., :in_features]

@@ -1,0 +1,94 @@
+// Binds linear layers over quantised weights to torch: checks every argument, hands pointers and
+// sizes to quantized_linear.h.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+
+#include "binding_parallel.h"
+#include "cpu_features.h"
+#include "quantized_linear.h"
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+plait::Element element(ScalarType type, const char* name) {
+  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16,
+                  "plait::quantized_linear: ", name, " must be float32 or bfloat16");
+  return type == ScalarType::Float ? plait::Element::kFloat32 : plait::Element::kBfloat16;
+}
+
+plait::QuantizedWeight check_weight(const Tensor& blob, int64_t in_features, int64_t out_features,
+                                    int64_t bits, int64_t group, bool wide, int64_t zero_point) {
+  STD_TORCH_CHECK(in_features > 0 && out_features >= 0 && (bits == 4 || bits == 8) &&
+                      (group == 0 || group == 16 || group == 32 || group == 64 || group == 128) &&
+                      zero_point >= -1 && zero_point <= 255,
+                  "plait::quantized_linear: ", out_features, " x ", in_features, " at ", bits,
+                  " bits in groups of ", group, " about ", zero_point, " is no weight");
+  plait::QuantizedWeight weight{};
+  weight.out_features = static_cast<size_t>(out_features);
+  weight.in_features = static_cast<size_t>(in_features);
+  weight.group = static_cast<size_t>(group);
+  weight.bits = static_cast<int>(bits);
+  weight.wide = wide;
+  weight.has_mins = zero_point < 0;
+  weight.zero_point = zero_point < 0 ? 0 : static_cast<int>(zero_point);
+  STD_TORCH_CHECK(blob.dim() == 1 && blob.is_contiguous() &&
+                      blob.scalar_type() == ScalarType::Byte &&
+                      static_cast<size_t>(blob.size(0)) == weight.tiles() * weight.tile_bytes(),
+                  "plait::quantized_linear: the packed weight is not one of ", out_features, " x ",
+                  in_features);
+  weight.blob = static_cast<const uint8_t*>(blob.const_data_ptr());
+  return weight;
+}
+
+// x [T, K] · blob → [T, N]; zero_point is -1 where minimums are stored.
+Tensor quantized_linear(const Tensor& x, const Tensor& blob, int64_t in_features,
+                        int64_t out_features, int64_t bits, int64_t group, bool wide,
+                        int64_t zero_point, bool exact, const std::optional<Tensor>& bias,
+                        ScalarType out_dtype) {
+  plait::QuantizedLinearArgs args{};
+  args.weight = check_weight(blob, in_features, out_features, bits, group, wide, zero_point);
+  args.weight.exact = exact;
+  STD_TORCH_CHECK(x.dim() == 2 && x.size(1) == in_features,
+                  "plait::quantized_linear: x must be [T, ", in_features, "]");
+  STD_TORCH_CHECK(x.size(0) <= 1 || x.stride(0) >= 0,
+                  "plait::quantized_linear: x must not run backwards");
+  STD_TORCH_CHECK(x.stride(1) == 1 || in_features == 1,
+                  "plait::quantized_linear: rows of x must be dense");
+  if (bias.has_value()) {
+    STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == out_features && bias->is_contiguous(),
+                    "plait::quantized_linear: bias must be dense and have ", out_features,
+                    " values");
+    args.bias_type = element(bias->scalar_type(), "bias");
+    args.bias = bias->const_data_ptr();
+  }
+  args.x = x.const_data_ptr();
+  args.x_type = element(x.scalar_type(), "x");
+  args.rows = static_cast<size_t>(x.size(0));
+  args.x_stride = static_cast<size_t>(x.stride(0));
+  Tensor out = torch::stable::new_empty(x, {x.size(0), out_features}, out_dtype);
+  args.out = out.mutable_data_ptr();
+  args.out_stride = static_cast<size_t>(out_features);
+  args.out_type = element(out_dtype, "out_dtype");
+  plait::quantized_linear(plait::quantized_kernels(plait::cpu_isa()), args,
+                          plait::torch_parallel_for);
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(plait, m) {
+  m.def(
+      "quantized_linear(Tensor x, Tensor blob, int in_features, int out_features, int bits, int "
+      "group, bool wide, int zero_point, bool exact, Tensor? bias, ScalarType out_dtype) -> "
+      "Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(plait, CPU, m) {
+  m.impl("quantized_linear", TORCH_BOX(&quantized_linear));
+}

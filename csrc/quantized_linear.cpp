@@ -1,0 +1,300 @@
+#include "quantized_linear.h"
+
+#include <algorithm>
+
+#include "quantized_exact.h"
+#include "thread_scratch.h"
+
+namespace plait {
+namespace {
+
+// For any processor.
+struct PlainQuant {
+  using V = PlainVec;
+  typedef int32_t I __attribute__((vector_size(16)));
+  static constexpr int kVecs = 4;
+  static constexpr int kMaxRows = 4;
+  static constexpr size_t kDirectRows = 4;
+  static constexpr float kZeros[kRowGroup] = {};
+  static constexpr decltype(QuantizedKernels::widen) kWiden = nullptr;
+
+  template <Codes>
+  static constexpr size_t x_step_bytes() {
+    return kStepInputs;
+  }
+
+  static I load_codes(const uint8_t* p) {
+    I v;
+    std::memcpy(&v, p, sizeof(v));
+    return v;
+  }
+  static V::F load_half(const uint16_t* p) {
+    return V::F{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
+  }
+  static V::F to_float(I v) { return __builtin_convertvector(v, V::F); }
+  static I minus(I v, const void* offset) {
+    int32_t value;
+    std::memcpy(&value, offset, sizeof(value));
+    return v - I{value, value, value, value};
+  }
+  template <int kBits, int kShift>
+  static I bits(I v) {
+    typedef uint32_t U __attribute__((vector_size(16)));
+    return (I)(((U)v >> kShift) & ((1u << kBits) - 1));
+  }
+
+  template <Codes kCodes, int kSteps, int kRows>
+  static void dot(const uint8_t* codes, const char* x, size_t x_stride, I (&out)[kRows][kVecs]) {
+    int32_t sums[kRows][kQuantTileOutputs] = {};
+    for (size_t s = 0; s < kSteps; ++s) {
+      const bool halves = kCodes == Codes::kNibbles;
+      const uint8_t* line = codes + (halves ? s / 2 : s) * kQuantLineBytes;
+      const int shift = halves && s % 2 == 1 ? 4 : 0;
+      const int mask = kCodes == Codes::kBytes ? 255 : 15;
+      for (size_t r = 0; r < kRows; ++r) {
+        const auto* row = reinterpret_cast<const int8_t*>(x + r * x_stride) + s * kStepInputs;
+        for (size_t n = 0; n < kQuantTileOutputs; ++n) {
+          for (size_t i = 0; i < kStepInputs; ++i) {
+            sums[r][n] += (line[n * kStepInputs + i] >> shift & mask) * row[i];
+          }
+        }
+      }
+    }
+    std::memcpy(out, sums, sizeof(sums));
+  }
+
+  static void unpack_nibbles(const uint8_t* lines, size_t count, uint8_t* out) {
+    for (size_t i = 0; i < count; ++i, out += 2 * kQuantLineBytes) {
+      for (size_t b = 0; b < kQuantLineBytes; ++b) {
+        const uint8_t pair = lines[i * kQuantLineBytes + b];
+        out[b] = pair & 15;
+        out[kQuantLineBytes + b] = pair >> 4;
+      }
+    }
+  }
+
+  static float largest(const float* values, size_t count) {
+    uint32_t most = 0;
+    for (size_t i = 0; i < count; ++i) {
+      uint32_t bits;
+      std::memcpy(&bits, values + i, sizeof(bits));
+      most = std::max(most, bits & 0x7fffffff);
+    }
+    float value;
+    std::memcpy(&value, &most, sizeof(value));
+    return value;
+  }
+
+  static int32_t round_group(const float* values, float inverse, size_t count, int8_t* out) {
+    int32_t sum = 0;
+    for (size_t i = 0; i < count; ++i) {
+      out[i] = static_cast<int8_t>(__builtin_nearbyintf(values[i] * inverse));
+      sum += out[i];
+    }
+    return sum;
+  }
+
+ private:
+  static float half_to_float(uint16_t half) {
+    const uint32_t exponent = half >> 10 & 31;
+    const uint32_t fraction = half & 1023;
+    uint32_t bits =
+        exponent == 31 ? 0x7f800000 | fraction << 13 : (exponent + 112) << 23 | fraction << 13;
+    float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    if (exponent == 0) value = static_cast<float>(fraction) * 0x1p-24f;
+    return (half & 0x8000) != 0 ? -value : value;
+  }
+};
+
+thread_local ThreadScratch rows_buffer;  // of the thread that calls
+thread_local ThreadScratch work_buffer;
+
+constexpr size_t floats_of(size_t bytes) { return (bytes + 3) / 4; }
+
+constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+
+// Work shorter than this runs on the calling thread, see linear.cpp; quantised products are
+// quicker.
+constexpr size_t kGrainProducts = 1'000'000;
+constexpr size_t kGrainBytes = 400'000;
+
+size_t grain_groups(const QuantizedWeight& weight, size_t rows) {
+  const size_t products = rows * weight.in_features * kGroupTiles * kTileOutputs;
+  return std::max<size_t>(1, std::min(ceil_div(kGrainProducts, products),
+                                      ceil_div(kGrainBytes, kGroupTiles * weight.tile_bytes())));
+}
+
+// Rows of one call that stay in cache while all tiles pass by.
+size_t chunk_rows(const QuantizedWeight& weight, size_t rows) {
+  constexpr size_t kBytes = 256 * 1024;
+  const size_t most = std::clamp<size_t>(kBytes / weight.padded_inputs(), 32, 256);
+  return ceil_div(rows, ceil_div(rows, most));
+}
+
+LinearJob output_of(const QuantizedLinearArgs& args, size_t first_row, size_t rows) {
+  LinearJob job{};
+  job.rows = rows;
+  job.steps = args.weight.in_features;
+  job.out_features = args.weight.out_features;
+  job.bias = args.bias;
+  job.bias_type = args.bias_type;
+  job.out =
+      static_cast<char*>(args.out) + first_row * args.out_stride * element_size(args.out_type);
+  job.out_stride = args.out_stride;
+  job.out_type = args.out_type;
+  return job;
+}
+
+const void* row_of(const QuantizedLinearArgs& args, size_t row) {
+  return static_cast<const char*>(args.x) + row * args.x_stride * element_size(args.x_type);
+}
+
+void exact_chunk(const QuantizedKernels& kernels, const QuantizedLinearArgs& args, size_t first_row,
+                 size_t rows, const ParallelFor& parallel_for) {
+  const QuantizedWeight& weight = args.weight;
+  float* panels = rows_buffer.at_least(rows * weight.in_features);
+  const Panels split(rows, kernels.exact_panel_rows);
+  const size_t pack_grain = ceil_div(20'000, weight.in_features * kernels.exact_panel_rows);
+  parallel_for(split.count, pack_grain, [&](size_t begin, size_t end) {
+    for (size_t p = begin; p < end; ++p) {
+      const size_t row = split.first_row(p);
+      kernels.pack_exact(row_of(args, first_row + row), args.x_type, args.x_stride, split.height(p),
+                         weight.in_features, panels + row * weight.in_features);
+    }
+  });
+  LinearJob job = output_of(args, first_row, rows);
+  job.panels = panels;
+  const size_t groups = ceil_div(weight.tiles(), kGroupTiles);
+  parallel_for(groups, grain_groups(weight, rows), [&](size_t begin, size_t end) {
+    float* scratch = work_buffer.at_least(floats_of(exact_scratch_bytes(rows)));
+    kernels.run_exact(job, weight, begin, end, reinterpret_cast<char*>(scratch));
+  });
+}
+
+// What kernels need of a chunk's rows, in one buffer of the calling thread.
+class RowsBuffer {
+ public:
+  RowsBuffer(const QuantizedWeight& weight, size_t rows, bool is_wide, bool is_given)
+      : inputs_(weight.padded_inputs()), groups_(weight.row_groups()) {
+    const size_t places = rows * groups_;
+    const size_t code_floats = is_given ? 0 : floats_of(rows * inputs_);
+    const size_t wide_floats = is_wide ? floats_of(2 * rows * inputs_) : 0;
+    offsets = rows_buffer.at_least(3 * places + code_floats + wide_floats);
+    scales = offsets + places;
+    sums = reinterpret_cast<int32_t*>(scales + places);
+    wide = reinterpret_cast<int16_t*>(sums + places);
+    codes = reinterpret_cast<int8_t*>(reinterpret_cast<float*>(wide) + wide_floats);
+  }
+
+  float* offsets;
+  float* scales;
+  int32_t* sums;
+  int16_t* wide;
+  int8_t* codes;
+
+ private:
+  size_t inputs_;
+  size_t groups_;
+};
+
+void fill_offsets(const QuantizedWeight& weight, const QuantizedRows& rows, size_t begin,
+                  size_t end, float* out) {
+  for (size_t i = begin * rows.row_groups; i < end * rows.row_groups; ++i) {
+    if (weight.has_mins) {
+      out[i] = rows.scales[i] * static_cast<float>(rows.sums[i]);
+    } else {
+      const int32_t offset = weight.zero_point * rows.sums[i];
+      std::memcpy(out + i, &offset, sizeof(offset));
+    }
+  }
+}
+
+void quantized_chunk(const QuantizedKernels& kernels, const QuantizedLinearArgs& args,
+                     size_t first_row, size_t rows, const ParallelFor& parallel_for) {
+  const QuantizedWeight& weight = args.weight;
+  const size_t inputs = weight.padded_inputs();
+  const size_t row_groups = weight.row_groups();
+  const bool is_wide = weight.bits == 8 && kernels.widen != nullptr;
+  const RowsBuffer buffer(weight, rows, is_wide, args.quantized != nullptr);
+
+  QuantizedRows made{buffer.codes, buffer.scales, buffer.sums, rows, inputs, row_groups};
+  if (args.quantized != nullptr) {
+    made.codes = args.quantized->codes + first_row * inputs;
+    made.scales = args.quantized->scales + first_row * row_groups;
+    made.sums = args.quantized->sums + first_row * row_groups;
+  }
+  QuantizeRowsArgs rounding{};
+  rounding.x = row_of(args, first_row);
+  rounding.x_type = args.x_type;
+  rounding.rows = rows;
+  rounding.x_stride = args.x_stride;
+  rounding.in_features = weight.in_features;
+  rounding.padded_inputs = inputs;
+  rounding.row_group = weight.row_group();
+  rounding.codes = buffer.codes;
+  rounding.scales = buffer.scales;
+  rounding.sums = buffer.sums;
+  parallel_for(rows, ceil_div(20'000, inputs), [&](size_t begin, size_t end) {
+    if (args.quantized == nullptr) kernels.quantize_rows(rounding, begin, end);
+    fill_offsets(weight, made, begin, end, buffer.offsets);
+    if (is_wide) {
+      kernels.widen(made.codes + begin * inputs, (end - begin) * inputs,
+                    buffer.wide + begin * inputs);
+    }
+  });
+
+  QuantizedJob job;
+  job.output = output_of(args, first_row, rows);
+  job.weight = weight;
+  job.x = is_wide ? reinterpret_cast<const char*>(buffer.wide)
+                  : reinterpret_cast<const char*>(made.codes);
+  job.x_stride = is_wide ? 2 * inputs : inputs;
+  job.scales = made.scales;
+  job.offsets = buffer.offsets;
+  job.rows = rows;
+  job.row_groups = row_groups;
+  const size_t groups = ceil_div(weight.tiles(), kGroupTiles);
+  parallel_for(groups, grain_groups(weight, rows), [&](size_t begin, size_t end) {
+    float* scratch = work_buffer.at_least(floats_of(quantized_scratch_bytes(rows)));
+    kernels.run(job, begin, end, reinterpret_cast<char*>(scratch));
+  });
+}
+
+}  // namespace
+
+const QuantizedKernels& quantized_kernels_plain() {
+  static constexpr QuantizedKernels kKernels = make_quantized_kernels<PlainQuant>();
+  return kKernels;
+}
+
+const QuantizedKernels& quantized_kernels([[maybe_unused]] CpuIsa isa) {
+#if PLAIT_HAS_X86_SOURCES
+  if (isa >= CpuIsa::kAvx2) return quantized_kernels_avx2();
+#endif
+  return quantized_kernels_plain();
+}
+
+void quantize_rows(const QuantizedKernels& kernels, const QuantizeRowsArgs& args,
+                   const ParallelFor& parallel_for) {
+  if (args.rows == 0) return;
+  parallel_for(args.rows, ceil_div(20'000, args.padded_inputs),
+               [&](size_t begin, size_t end) { kernels.quantize_rows(args, begin, end); });
+}
+
+void quantized_linear(const QuantizedKernels& kernels, const QuantizedLinearArgs& args,
+                      const ParallelFor& parallel_for) {
+  if (args.rows == 0 || args.weight.out_features == 0) return;
+  const size_t chunk = args.weight.exact ? ceil_div(args.rows, ceil_div(args.rows, kChunkRows))
+                                         : chunk_rows(args.weight, args.rows);
+  for (size_t first_row = 0; first_row < args.rows; first_row += chunk) {
+    const size_t rows = std::min(chunk, args.rows - first_row);
+    if (args.weight.exact) {
+      exact_chunk(kernels, args, first_row, rows, parallel_for);
+    } else {
+      quantized_chunk(kernels, args, first_row, rows, parallel_for);
+    }
+  }
+}
+
+}  // namespace plait
