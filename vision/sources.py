@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 import numpy as np
 from PIL import Image
@@ -21,6 +20,10 @@ from plait.vision.formats.exif import orientation
 from plait.vision.limits import ImageLimits, amount
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):")
+_PIECE = 1 << 20
+# Values of hexadecimal digits by their byte; 255 for all others.
+_HEX = np.full(256, 255, np.uint8)
+_HEX[list(b"0123456789abcdef")] = _HEX[list(b"0123456789ABCDEF")] = range(16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +82,7 @@ def read_local(value: Any) -> ImageSource:
     if isinstance(value, bytes | bytearray | memoryview):
         return ImageBytes(data=bytes(value))
     if isinstance(value, str) and re.match(r"(data|https?|file):", value, re.IGNORECASE):
-        return read_url(value)
+        return _read_local_url(value)
     if isinstance(value, str | os.PathLike):
         return ImagePath(path=Path(value))
     if isinstance(value, Image.Image | np.ndarray):
@@ -88,6 +91,16 @@ def read_local(value: Any) -> ImageSource:
         "an image is a PIL image, an array uint8 [H, W, 3], bytes, a path or a URL, "
         f"not {type(value).__name__}"
     )
+
+
+def _read_local_url(url: str) -> ImageSource:
+    if url[:5].lower() == "file:":
+        raise Unsupported("a file is given by its path, without file:")
+    if url[:4].lower() == "http":
+        raise Unsupported(
+            "nothing is fetched from the web here: give the file's bytes, its path or a data: URL"
+        )
+    return read_url(url)
 
 
 def read_data_url(source: DataUrl, limits: ImageLimits) -> bytes:
@@ -108,7 +121,9 @@ def read_data_url(source: DataUrl, limits: ImageLimits) -> bytes:
     payload = source.url[comma + 1 :]
     if not payload.isascii():
         raise InvalidImage("the data: URL holds characters beyond ASCII")
-    raw = unquote_to_bytes(payload) if "%" in payload else payload.encode()
+    raw = payload.encode()
+    if b"%" in raw:
+        raw = _without_escapes(raw)
     if is_base64:
         raw = _from_base64(raw)
     _check_bytes(len(raw), limits)
@@ -157,6 +172,31 @@ def _of_pil(image: Image.Image) -> np.ndarray:
     except Exception:  # noqa: BLE001 - Pillow decodes late, and raises whatever a broken file does
         raise InvalidImage("the PIL image cannot be decoded: its data are damaged") from None
     return upright(pixels, orientation(turned) if isinstance(turned, bytes) else 1)
+
+
+def _without_escapes(raw: bytes) -> bytes:
+    """Percent-encoding undone, piece by piece: a file may be escaped to its last byte."""
+    pieces, start = [], 0
+    while start < len(raw):
+        stop = start + _PIECE
+        if stop < len(raw):  # no escape is cut
+            cut = raw.find(b"%", stop - 2, stop)
+            stop = cut if cut >= 0 else stop
+        pieces.append(_without_escapes_in(np.frombuffer(raw[start:stop], np.uint8)))
+        start = stop
+    return b"".join(pieces)
+
+
+def _without_escapes_in(piece: np.ndarray) -> bytes:
+    padded = np.concatenate([piece, np.zeros(2, np.uint8)])
+    escapes = piece == ord("%")
+    high, low = _HEX[padded[1:-1]][escapes], _HEX[padded[2:]][escapes]
+    if (np.maximum(high, low) > 15).any():
+        raise InvalidImage("the data: URL has a % without two hexadecimal digits: write it as %25")
+    shown, kept = piece.copy(), np.ones(len(padded), bool)
+    shown[escapes] = high << 4 | low
+    kept[1:-1][escapes] = kept[2:][escapes] = False
+    return shown[kept[:-2]].tobytes()
 
 
 def _from_base64(raw: bytes) -> bytes:

@@ -48,11 +48,23 @@ def test_data_urls_are_read_in_every_spelling(url):
         ("data:image/png;base64,AAAA\nAAAA", "line breaks"),
         ("data:image/png;base64,AA==AAAA", "base64"),
         ("data:image/png;base64,AAAÄ", "ASCII"),
+        ("data:image/png,%", "two hexadecimal digits"),
+        ("data:image/png,%4", "two hexadecimal digits"),
+        ("data:image/png,%4g", "two hexadecimal digits"),
+        ("data:image/png;base64,%%41", "two hexadecimal digits"),
     ],
 )
 def test_broken_data_urls_are_refused(url, match):
     with pytest.raises(InvalidImage, match=match):
         bytes_of(url)
+
+
+def test_escapes_are_read_wherever_pieces_end(monkeypatch):
+    monkeypatch.setattr("plait.vision.sources._PIECE", 7)
+    data = bytes(range(256))
+    for shift in range(7):
+        text = "x" * shift + "".join(f"%{b:02X}" if b % 3 or b > 90 else chr(b) for b in data)
+        assert bytes_of("data:," + text) == b"x" * shift + data
 
 
 def test_the_size_of_a_data_url_is_bounded_before_it_is_decoded():
@@ -117,8 +129,8 @@ def test_a_pil_image_is_turned_as_its_file_would_be():
         (Image.new("F", (2, 2)), "mode F"),
         (Image.new("I", (2, 2)), "mode I"),
         ("no/such/file.png", "cannot be read"),
-        ("file:///etc/passwd", "file:"),
-        ("https://example.com/a.png", "not fetched"),
+        ("file:///etc/passwd", "by its path, without file:"),
+        ("HTTPS://example.com/a.png", "nothing is fetched.*its path"),
         (b"no image", "no known format"),
         (7, "int"),
     ],
@@ -138,4 +150,3 @@ def test_what_is_no_image_is_refused(value, match):
 
 def test_web_addresses_are_only_noted():
     assert read_url("https://example.com/a.png") == WebUrl(url="https://example.com/a.png")
-    assert read_local("http://example.com/a.png") == WebUrl(url="http://example.com/a.png")
