@@ -137,6 +137,10 @@ class ImageEncoder:
         self._step = step
         self._find_adapter = find_adapter
         self._release = release
+        if info.family == "mistral3":
+            # transformers drops a leading dimension of one that is not there: of an image of one
+            # embedding it would drop the row.
+            parts.root.multi_modal_projector.register_forward_hook(lambda *call: call[-1][None])
 
     def encode(
         self, items: Sequence[ImageItem], adapters: Sequence[Sequence[AdapterUse]]

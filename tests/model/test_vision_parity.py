@@ -27,6 +27,21 @@ def test_images_first_middle_and_last_equal_transformers(family, tmp_path):
     check_against(model, *run_layouts(family, model, load(tmp_path)))
 
 
+@pytest.mark.parametrize("family", [f for f, tiny in FAMILIES.items() if (1, 3) in tiny.sizes])
+def test_an_image_of_one_embedding_equals_transformers_beside_another(family, tmp_path):
+    """Alone, some of transformers' classes cannot take it."""
+    model = make_vision_checkpoint(family, tmp_path)
+    prompt = make_prompt(family, model, ((1, 1), 1, (1, 1)))
+    assert prompt.items[0].num_embeds == 1
+    with torch.no_grad():
+        made = model.model.get_image_features(**prompt.arguments, return_dict=True).pooler_output
+    wanted = torch.cat([part.reshape(-1, part.shape[-1]) for part in made])
+    executor = load(tmp_path)
+    for item, row in zip(prompt.items, wanted, strict=True):
+        (alone,) = executor.encode([item])
+        torch.testing.assert_close(alone[:, : row.shape[0]], row[None], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("family", ["gemma3", "paligemma"])
 def test_the_test_fails_where_ranges_are_dropped(family, tmp_path):
     """The oracle can tell: without ranges the divergence is beyond what rounding explains."""
