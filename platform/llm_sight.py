@@ -61,7 +61,8 @@ class LocalSight:
             self._preparation = ImagePreparation()
         images = self._preparation.prepare_blocking(reader.images)
         self._processor.check_room(images, self._config.scheduler.max_model_len - 1)
-        return Seen(messages=read, images=tuple(self._processor.process_blocking(images)))
+        at = [part.at for part in reader.images]
+        return Seen(messages=read, images=tuple(self._processor.process_blocking(images, at=at)))
 
     def shown(self, tokenizer: Tokenizer, seen: Seen) -> Sequence[Mapping[str, Any]]:
         """The messages as the tokenizer's template can show them."""

@@ -111,7 +111,7 @@ class PixtralExpansion:
         for size in image_sizes:
             shape = np.broadcast_to(np.uint8(0), (*size, 3))  # the function looks at nothing else
             height, width = pixtral.get_resize_output_image_size(
-                shape, size=(longest, longest), patch_size=(step, step)
+                shape, (longest, longest), (step, step), input_data_format="channels_last"
             )
             counts.append((height // step) * (width // step))
         return SimpleNamespace(num_image_tokens=counts)

@@ -154,27 +154,31 @@ class ImageProcessor:
 
     # --- images ---
 
-    async def process(self, images: Sequence[DecodedImage], salt: str = "") -> list[ProcessedImage]:
-        """The images of one prompt, off the event loop.
+    async def process(
+        self, images: Sequence[DecodedImage], salt: str = "", *, at: Sequence[str] = ()
+    ) -> list[ProcessedImage]:
+        """The images of one prompt, off the event loop. `at`: where they stand, for errors.
 
         What is kept is found again under the same `salt` alone: how long an answer takes must not
         tell one user what another has sent. Raises `InvalidImage` where the family cannot take one,
-        with its number.
+        with its place, or its number where no places are given.
         """
         works = [self._asked(image, len(images) == 1) for image in images]
         return await all_of(
-            _numbered(number, self._work.get(f"{salt}\0{key}", make))
-            for number, (key, make) in enumerate(works, 1)
+            _named(at[i] if at else None, i, self._work.get(f"{salt}\0{key}", make))
+            for i, (key, make) in enumerate(works)
         )
 
-    def process_blocking(self, images: Sequence[DecodedImage]) -> list[ProcessedImage]:
+    def process_blocking(
+        self, images: Sequence[DecodedImage], *, at: Sequence[str] = ()
+    ) -> list[ProcessedImage]:
         """`process` for callers without an event loop."""
         found = []
-        for number, image in enumerate(images, 1):
+        for i, image in enumerate(images):
             try:
                 found.append(self._work.get_blocking(*self._asked(image, len(images) == 1)))
             except InvalidImage as error:
-                raise _of(number, error) from None
+                raise _of(at[i] if at else None, i, error) from None
         return found
 
     def _asked(self, image: DecodedImage, alone: bool) -> tuple[str, Callable[[], ProcessedImage]]:
@@ -378,13 +382,14 @@ def _grid(tensors: Mapping[str, Array], processor: Any) -> tuple[int, int, int]:
     return t, h // merge, w // merge
 
 
-async def _numbered(number: int, work: Any) -> ProcessedImage:
+async def _named(at: str | None, index: int, work: Any) -> ProcessedImage:
     try:
         found: ProcessedImage = await work
     except InvalidImage as error:
-        raise _of(number, error) from None
+        raise _of(at, index, error) from None
     return found
 
 
-def _of(number: int, error: PlaitError) -> InvalidImage:
-    return InvalidImage(f"image {number}: {error.message}", param="messages")
+def _of(at: str | None, index: int, error: PlaitError) -> InvalidImage:
+    """The error about one of several images, which others may have been told of as well."""
+    return InvalidImage(f"{at or f'image {index + 1}'}: {error.message}", param=at or "messages")

@@ -69,7 +69,7 @@ class ChatImages:
     async def _prepare(self, processor: ImageProcessor, room: int, salt: str) -> None:
         images = await self.context.images.prepare(self.parts)
         await self.context.in_pool(processor.check_room, images, room)
-        self.seen.extend(await processor.process(images, salt))
+        self.seen.extend(await processor.process(images, salt, at=[part.at for part in self.parts]))
 
     def shown(self, tokenizer: Tokenizer, *, with_tools: bool = False) -> list[dict[str, Any]]:
         """The messages as the tokenizer's template can show them."""

@@ -220,8 +220,8 @@ async def test_a_chat_without_images_says_nothing_of_them(world):
             CHAT,
             {"messages": [{"role": "user", "content": [image(9, 9), image(1, 300)]}]},
             "invalid_image",
-            "messages",
-            "image 2: this model cannot take an image of 1 × 300",
+            "messages[0].content[1].image_url",
+            "messages[0].content[1].image_url: this model cannot take an image of 1 × 300",
         ),
     ],
 )  # fmt: skip

@@ -135,6 +135,10 @@ def test_counts_by_size_are_the_processors_own(family: str, root: Path) -> None:
     for size in SIZES:
         (made,) = processor.process_blocking([decoded(picture(*size))])
         assert 0 < made.num_embeds <= processor.count(size[1], size[0]) <= made.num_embeds + 40
+        # Where a channel's number could be a side's.
+        for thin in ((24, 1), (24, 3), (3, 3), (1, 1)):
+            (small,) = processor.process_blocking([decoded(picture(*thin))])
+            assert small.num_embeds <= processor.count(thin[1], thin[0]) <= small.num_embeds + 40
         pair = processor.process_blocking([decoded(picture(*size)), decoded(picture(8, 8))])
         if family == "llava_onevision":
             assert processor.count(size[1], size[0], alone=False) == pair[0].num_embeds
