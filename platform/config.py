@@ -19,6 +19,10 @@ class Options:
     served_model_name: str | None = None
     chat_template: str | None = None  # file or Jinja text that replaces the checkpoint's own
     dtype: str = "auto"  # auto | float32 | bfloat16
+    quantization: str = "auto"  # auto: as the checkpoint has it | none | int8 | int4
+    quantized_activations: str = "auto"  # auto: by dtype | exact | int8
+    packed_cache: str | None = None  # folder of packed weights; None: the user's; "off": none
+    packed_cache_bytes: int = 16 << 30
     executor: str = "auto"  # auto | torch
     device: str = "auto"  # auto | cpu
     max_model_len: int | None = None
@@ -115,6 +119,8 @@ class ModelInfo:
     context_length: int  # the model's own limit
     eos_token_ids: tuple[int, ...]
     weight_bytes: int
+    weight_formats: tuple[tuple[str, int], ...] = ()  # (name, bytes), most bytes first
+    mapped_bytes: int = 0  # of the weights in a mapped file, which the system counts as free
     notes: tuple[str, ...] = ()  # what is off and why, for the banner
     vision: VisionInfo | None = None
 

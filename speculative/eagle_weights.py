@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from plait.platform.errors import ModelUnsupported
-from plait.platform.model.weights import SafetensorsFiles
+from plait.platform.model.tensor_files import SafetensorsFiles
 from plait.platform.ops.linear import PackedWeight, pack_linear
 from plait.speculative.eagle_config import HeadConfig
 

@@ -1,12 +1,12 @@
 """Building a model: the transformers class on the meta device, with our leaves, then its weights.
 
-`build_skeleton` reads no weights; it is all that `check_model` needs. `fill` reads them.
+`build_skeleton` reads no weights; it is all that `check_model` needs. `filling.py` reads them.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,29 +15,23 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoEModelOutputWithPastAndCrossAttentions
 
-from plait.platform.config import KVGroup
+from plait.platform.config import KVGroup, Options
 from plait.platform.errors import ModelUnsupported
 from plait.platform.model import attention, experts, tower
 from plait.platform.model.elementwise import replace_activations
-from plait.platform.model.experts import PackedExperts, check_experts, is_experts
+from plait.platform.model.experts import check_experts, is_experts
 from plait.platform.model.gguf import GgufFile
-from plait.platform.model.leaves import Linear, LinearSlice, PackedTable, RMSNorm, RowWiseWeight
+from plait.platform.model.leaves import Linear
 from plait.platform.model.merge import Leaves, replace_leaves, separate
 from plait.platform.model.probe import LayerAttention, probe_attention
+from plait.platform.model.recipe import Recipe, make_recipe
 from plait.platform.model.rope import divide_frequencies, fix_frequencies
 from plait.platform.model.sites import Places, find_places
 from plait.platform.model.source import Checkpoint
-from plait.platform.model.tower import PatchEmbedding, replace_patch_embeddings
+from plait.platform.model.tensor_files import SafetensorsFiles, Shape, TensorSource
+from plait.platform.model.tower import replace_patch_embeddings
 from plait.platform.model.vision import VisionParts, find_parts
-from plait.platform.model.weights import (
-    LoadPlan,
-    SafetensorsFiles,
-    Shape,
-    Sink,
-    TensorSource,
-    plan_load,
-    run_plan,
-)
+from plait.platform.model.weights import LoadPlan, plan_load
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +44,7 @@ class Skeleton:
     layers: tuple[LayerAttention, ...]
     source: TensorSource
     plan: LoadPlan
+    recipe: Recipe  # what weights are kept as
     parameters: Mapping[str, Tensor]  # meta tensors of everything a checkpoint may hold
     vocab_size: int  # width of the logits
     places: Places  # what adapters can change
@@ -71,16 +66,37 @@ class Skeleton:
         """Weights of the model, tied ones once."""
         return sum(t.numel() for name, t in self.parameters.items() if name not in self.plan.tied)
 
-    def weight_bytes(self) -> int:
-        """Bytes of the weights in memory, tied ones once."""
-        return sum(t.nbytes for name, t in self.parameters.items() if name not in self.plan.tied)
+    def bytes_by_format(self) -> dict[str, int]:
+        """Bytes of the weights in memory, tied ones once, by what they are kept as."""
+        counts: dict[str, int] = {}
+        for name, tensor in self.parameters.items():
+            if name in self.plan.tied:
+                continue
+            form = self.recipe.formats.get(name)
+            kind = str(tensor.dtype).removeprefix("torch.") if form is None else form.name
+            size = tensor.nbytes if form is None else form.num_bytes(self._oriented(name))
+            counts[kind] = counts.get(kind, 0) + size
+        return counts
+
+    def _oriented(self, name: str) -> Shape:
+        """Shape of a weight as `[..., outputs, inputs]`."""
+        owner_name = name.rpartition(".")[0]
+        *leading, rows, columns = self.parameters[name].shape
+        module: Any = self.model.get_submodule(owner_name)
+        is_turned = owner_name in self.leaves.transposed or (
+            is_experts(module) and bool(module.is_transposed)
+        )
+        return (*leading, columns, rows) if is_turned else (*leading, rows, columns)
 
 
-def build_skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
+def build_skeleton(
+    checkpoint: Checkpoint, dtype: torch.dtype, options: Options | None = None
+) -> Skeleton:
     """Build `checkpoint`'s class on the meta device, replace its leaves and probe it.
 
     Raises `ModelUnsupported` with the reason where the model cannot be served, or where its
-    checkpoint does not hold what its class needs.
+    checkpoint does not hold what its class needs; `ConfigError` where `options` ask for weights
+    in a way that changes nothing.
     """
     attention.register()
     experts.register()
@@ -93,7 +109,9 @@ def build_skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
     for name, module in model.named_modules():
         if is_experts(module):
             check_experts(name, module)
-    leaves = replace_leaves(model)
+    language = getattr(model, backbone_name) if vision is None else vision.language
+    recipe = make_recipe(model, language, plan, options or Options(), dtype)
+    leaves = replace_leaves(model, recipe.formats)
     if vision is None:
         layers = probe_attention(model, getattr(model, backbone_name))
     else:
@@ -113,6 +131,7 @@ def build_skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> Skeleton:
         layers=layers,
         source=source,
         plan=plan,
+        recipe=recipe,
         parameters=parameters,
         vocab_size=_probe_head(model, head),
         places=find_places(model, leaves, layers, plan.tied, *([vision.part_of] if vision else [])),
@@ -244,30 +263,17 @@ def kv_groups(skeleton: Skeleton, max_model_len: int) -> tuple[KVGroup, ...]:
     )
 
 
-def fill(skeleton: Skeleton, *, max_model_len: int, advance: Callable[[], None]) -> None:
-    """Read all weights into the skeleton; `advance` is called once per step of its plan."""
+def prepare(skeleton: Skeleton, *, max_model_len: int) -> None:
+    """Give the model everything that no checkpoint holds: frequencies, scales, masks."""
     model = skeleton.model
     _fill_buffers(model)
     fix_frequencies(model, skeleton.backbone.config, max_model_len)
     if isinstance(skeleton.source, GgufFile) and skeleton.source.rope_factors is not None:
         divide_frequencies(model, skeleton.source.rope_factors)
-    tables = _tied_tables(skeleton)
-    sinks = {
-        name: _sink(skeleton, name, meta)
-        for name, meta in skeleton.parameters.items()
-        if name not in tables
-    }
-    sinks.update(dict.fromkeys(tables, _ignore))
-    with torch.no_grad():
-        run_plan(skeleton.plan, model, sinks, skeleton.shapes, advance)
-        for name, leaf in tables.items():
-            module = model.get_submodule(name.rpartition(".")[0])
-            _replace_parameter(module, "weight", PackedTable.of(leaf, skeleton.parameters[name]))
-    _check_filled(model)
 
 
 def _ignore(*_: object) -> None:
-    """Sink of a tied embedding, whose rows are read from the head."""
+    """Stands for a warning that would read every step's tokens."""
 
 
 def _fill_buffers(model: Any) -> None:
@@ -278,64 +284,3 @@ def _fill_buffers(model: Any) -> None:
     for tensor in model.state_dict(keep_vars=True).values():
         tensor._is_hf_initialized = True  # what transformers' init leaves alone
     model.initialize_weights()
-
-
-def _tied_tables(skeleton: Skeleton) -> dict[str, Linear]:
-    """Embeddings that are tied to a head: name of the embedding's weight → the head."""
-    tables: dict[str, Linear] = {}
-    for target, origin in skeleton.plan.tied.items():
-        modules = {
-            name: skeleton.model.get_submodule(name.rpartition(".")[0]) for name in (target, origin)
-        }
-        heads = [m for m in modules.values() if type(m) is Linear]
-        embeddings = [n for n, m in modules.items() if isinstance(m, nn.Embedding)]
-        if len(heads) == 1 and len(embeddings) == 1:
-            tables[embeddings[0]] = heads[0]
-    return tables
-
-
-def _sink(skeleton: Skeleton, name: str, meta: Tensor) -> Sink:
-    """Where the tensor of that name goes."""
-    owner_name, _, attribute = name.rpartition(".")
-    module = skeleton.model.get_submodule(owner_name)
-    dtype = meta.dtype
-    if isinstance(module, LinearSlice):
-        owner, part = module.owner, module.part
-        take = owner.set_weight if attribute == "weight" else owner.set_bias
-        return lambda tensor: take(part, tensor.to(dtype))
-    if isinstance(module, PatchEmbedding):
-        set_part = module.set_weight if attribute == "weight" else module.set_bias
-        return lambda tensor: set_part(tensor.to(dtype, copy=True))
-    if isinstance(module, Linear):
-        if attribute == "bias":
-            return lambda tensor: module.set_bias(tensor.to(dtype, copy=True))
-        if owner_name in skeleton.leaves.transposed:
-            return lambda tensor: module.set_weight(tensor.to(dtype).t().contiguous())
-        return lambda tensor: module.set_weight(tensor.to(dtype))
-    return lambda tensor: _set_tensor(module, attribute, tensor.to(dtype, copy=True))
-
-
-def _set_tensor(module: nn.Module, attribute: str, tensor: Tensor) -> None:
-    if isinstance(module, RMSNorm):
-        module.weight = tensor
-    elif attribute in module._buffers:
-        module._buffers[attribute] = tensor
-    elif is_experts(module) and tensor.dim() == 3:
-        packed = PackedExperts(tensor, is_transposed=bool(module.is_transposed))
-        _replace_parameter(module, attribute, packed)
-    elif tensor.dim() == 2 and not isinstance(module, nn.Embedding) and "bias" not in attribute:
-        _replace_parameter(module, attribute, tensor.as_subclass(RowWiseWeight))
-    else:
-        module._parameters[attribute] = nn.Parameter(tensor, requires_grad=False)
-
-
-def _replace_parameter(module: nn.Module, attribute: str, value: object) -> None:
-    """Put something that is not a parameter in a parameter's place."""
-    del module._parameters[attribute]
-    module.__dict__[attribute] = value
-
-
-def _check_filled(model: nn.Module) -> None:
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_meta:
-            raise ModelUnsupported(f"{name} got no value from the checkpoint")

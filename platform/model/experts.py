@@ -7,7 +7,7 @@ its experts' answers in the router's order, in fp32. So a row's bits depend on n
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,9 +16,11 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_
 
 from plait.platform.errors import ModelUnsupported
 from plait.platform.model.adapter_step import ExpertsStep
+from plait.platform.model.leaves import Packed, pack
 from plait.platform.model.mlp import activation_name
 from plait.platform.ops.gated_activation import gated_activation
-from plait.platform.ops.linear import PackedWeight, linear, pack_linear
+from plait.platform.ops.linear import linear
+from plait.platform.ops.quantized_weight import Activations, Quantized
 
 NAME = "plait"
 
@@ -41,10 +43,13 @@ def projections(module: Any) -> tuple[str, str]:
 class PackedExperts:
     """One projection of all experts of a layer."""
 
-    def __init__(self, weight: Tensor, *, is_transposed: bool) -> None:
-        """Pack `weight` `[experts, out, in]`, or `[experts, in, out]` where transposed."""
-        parts = (w.t() if is_transposed else w for w in weight)
-        self.experts: tuple[PackedWeight, ...] = tuple(pack_linear(w.contiguous()) for w in parts)
+    def __init__(self, experts: tuple[Packed, ...]) -> None:
+        self.experts = experts
+
+    @classmethod
+    def of(cls, weights: Iterable[Tensor | Quantized], activations: Activations) -> PackedExperts:
+        """Pack the weights `[out, in]` of all experts, one by one."""
+        return cls(tuple(pack(weight, activations) for weight in weights))
 
 
 def check_experts(name: str, module: Any) -> None:

@@ -3,7 +3,8 @@
 Names and reorderings come from transformers' GGUF support (q and k rows of the llama family are
 stored in another order, Gemma's norms with one added), numbers from the gguf package. A metadata
 key that bears on the computation and that we do not understand is refused by name: a file that
-half fits would answer with nonsense.
+half fits would answer with nonsense. Quantised blocks are given as they are (`gguf_blocks.py`),
+reordered by rows, or expanded to fp32, as the loader asks.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CO
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from plait.platform.errors import ModelUnsupported
+from plait.platform.model.gguf_blocks import BLOCK_TYPES, read_blocks
 from plait.platform.model.gguf_header import GgufTensor, read_header
-from plait.platform.model.weights import Shape
+from plait.platform.model.tensor_files import Shape
+from plait.platform.model.weight_format import WeightFormat, at_rows, join
+from plait.platform.ops.quantized_weight import Quantized
 
 # GGUF architecture → transformers model type.
 _MODEL_TYPES = {
@@ -54,6 +58,16 @@ _LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}  # their number of layers, 27
 _VALUES_AT_ONCE = 2**20
 _ROPE_SCALING = "rope.scaling."
 _ROPE_FACTORS = "rope_freqs.weight"
+_FORMATS = {
+    kind: WeightFormat(
+        name=kind.name,
+        bits=block.bits,
+        group=block.group,
+        has_minimums=kind.name in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"),
+        has_half_scales=not kind.name.endswith("_K"),
+    )
+    for kind, block in BLOCK_TYPES.items()
+}
 
 
 def read_gguf_config(path: Path) -> dict[str, Any]:
@@ -170,6 +184,13 @@ class GgufFile:
                 f"{', '.join(unknown[:4])}"
             )
         self._shapes = {name: self._shape(model, name) for name in self._parts}
+        self._formats = {
+            name: _FORMATS[infos[0].kind]
+            for name, infos in self._parts.items()
+            if len({info.kind for info in infos}) == 1
+            and infos[0].kind in _FORMATS
+            and len(infos[0].shape) > 1
+        }
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
@@ -180,6 +201,11 @@ class GgufFile:
     def dtypes(self) -> frozenset[str]:
         """GGUF's names of the types in the file."""
         return frozenset(info.kind.name for info in self._infos.values())
+
+    @property
+    def formats(self) -> Mapping[str, WeightFormat]:
+        """Of what `read_quantized` gives."""
+        return self._formats
 
     def _take_rope_factors(self) -> Tensor | None:
         """Llama 3 files carry their rope scaling as divisors of the inverse frequencies."""
@@ -193,9 +219,13 @@ class GgufFile:
             return tuple(model.get_parameter(name).shape)
         return infos[0].shape
 
+    def _rows(self, info: GgufTensor) -> np.ndarray:
+        """The bytes of a tensor, row by row."""
+        return self._data[info.start : info.end].reshape(math.prod(info.shape[:-1]), -1)
+
     def _numbers(self, info: GgufTensor) -> np.ndarray:
-        num_rows = math.prod(info.shape[:-1])
-        rows = self._data[info.start : info.end].reshape(num_rows, -1)
+        rows = self._rows(info)
+        num_rows = len(rows)
         numbers = np.empty((num_rows, info.shape[-1]), dtype=np.float32)
         # gguf takes 16 rows at a time, which for short rows is mostly overhead: give it long ones.
         step = max(1, _VALUES_AT_ONCE // info.shape[-1])
@@ -206,11 +236,31 @@ class GgufFile:
 
     def read(self, name: str) -> Tensor:
         """One parameter in fp32, in transformers' order."""
+        return self._processed(name, [self._numbers(info) for info in self._parts[name]])
+
+    def read_quantized(self, name: str) -> Quantized:
+        """One parameter as its blocks have it, in transformers' order; name one of `formats`."""
+        infos = self._parts[name]
+        weights = [read_blocks(self._rows(x), x.kind, x.shape[-1]) for x in infos]
+        # What transformers does to rows is found by giving it their numbers.
+        numbers, first = [], 0
+        for info in infos:
+            count = math.prod(info.shape[:-1])
+            rows = np.arange(first, first + count).reshape(*info.shape[:-1], 1)
+            numbers.append(rows)
+            first += count
+        order = self._processed(name, numbers).squeeze(-1)
+        weight = join(weights) if len(weights) > 1 else weights[0]
+        is_as_it_was = torch.equal(order, torch.arange(len(weight.codes)))
+        return weight if is_as_it_was else at_rows(weight, order)
+
+    def _processed(self, name: str, parts: list[np.ndarray]) -> Tensor:
+        """A parameter from its tensors in the file, by transformers' rules."""
         joined: dict[str, Any] = {"tensors": {}}
         tensor: Tensor | None = None
-        for info in self._parts[name]:
+        for info, part in zip(self._parts[name], parts, strict=True):
             result = self._processor.process(
-                weights=self._numbers(info),
+                weights=part,
                 name=info.name,
                 tensor_key_mapping=self._names,
                 parsed_parameters=joined,

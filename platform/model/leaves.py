@@ -2,28 +2,44 @@
 
 A leaf is born empty (its shape is known, its weight is not): run on meta tensors it answers with
 meta tensors, which is how a model is probed before a byte of its weights is read. `set_weight`
-packs what the loader brings; nothing keeps the unpacked tensor.
+packs what the loader brings, numbers or codes; nothing keeps the unpacked tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from plait.platform.model.adapter_step import NO_ADAPTERS, LeafStep
 from plait.platform.model.elementwise import RouterLogits
+from plait.platform.model.weight_format import join
 from plait.platform.ops.linear import PackedWeight, linear, pack_linear
-from plait.platform.ops.quantized_weight import TILE_OUTPUTS
+from plait.platform.ops.quantized_weight import (
+    TILE_OUTPUTS,
+    Activations,
+    PackedQuantized,
+    Quantized,
+    pack_quantized,
+)
 from plait.platform.ops.rms_norm import rms_norm
+
+Packed = PackedWeight | PackedQuantized
+
+
+def pack(weight: Tensor | Quantized, activations: Activations) -> Packed:
+    """Pack a weight `[N, K]` as it comes; `activations` matters to codes alone."""
+    if isinstance(weight, Quantized):
+        return pack_quantized(weight, activations=activations)
+    return pack_linear(weight)
 
 
 class Linear(nn.Module):
     """A linear layer over a packed weight: `[..., in_features]` to `[..., out_features]`."""
 
-    packed: PackedWeight | None
+    packed: Packed | None
     bias: Tensor | None
 
     def __init__(
@@ -41,9 +57,9 @@ class Linear(nn.Module):
         self.adapters: LeafStep = NO_ADAPTERS
         self.number = -1  # among the leaves that adapters can change
 
-    def set_weight(self, weight: Tensor) -> None:
+    def set_weight(self, weight: Tensor | Quantized, activations: Activations = "exact") -> None:
         """Pack `weight` `[out_features, in_features]`."""
-        self.packed = pack_linear(weight)
+        self.packed = pack(weight, activations)
 
     def set_bias(self, bias: Tensor) -> None:
         """Keep `bias` `[out_features]`."""
@@ -89,7 +105,7 @@ class MergedLinear:
         self._input: Tensor | None = None
         self._version = 0
         self._slices: list[Tensor | None] = []
-        self._weights: dict[int, Tensor] = {}
+        self._weights: dict[int, Tensor | Quantized] = {}
         self._biases: dict[int, Tensor] = {}
 
     def take(self, part: int, x: Tensor) -> Tensor:
@@ -125,12 +141,17 @@ class MergedLinear:
         self._input = None
         self._slices = []
 
-    def set_weight(self, part: int, weight: Tensor) -> None:
-        """Keep the part until all are there, then pack them together."""
+    def set_weight(
+        self, part: int, weight: Tensor | Quantized, activations: Activations = "exact"
+    ) -> None:
+        """Keep the part until all are there, then pack them together. All are of one format."""
         self._weights[part] = weight
-        if len(self._weights) == len(self.rows):
-            parts = [self._weights.pop(i) for i in range(len(self.rows))]
-            self.leaf.set_weight(torch.cat(parts))
+        if len(self._weights) < len(self.rows):
+            return
+        parts = [self._weights.pop(i) for i in range(len(self.rows))]
+        codes = [w for w in parts if isinstance(w, Quantized)]
+        numbers = [w for w in parts if isinstance(w, Tensor)]
+        self.leaf.set_weight(join(codes) if codes else torch.cat(numbers), activations)
 
     def set_bias(self, part: int, bias: Tensor) -> None:
         """Keep the part until all are there, then join them."""
@@ -184,20 +205,33 @@ class RMSNorm(nn.Module):
         )
 
 
+class HasPacked(Protocol):
+    """Whatever owns a packed weight: a head, or the embedding's own `Rows`."""
+
+    packed: Packed | None
+
+
+class Rows:
+    """A packed weight that only ever gives rows."""
+
+    def __init__(self, packed: Packed) -> None:
+        self.packed: Packed | None = packed
+
+
 class PackedTable(Tensor):
-    """An embedding's weight whose rows are read from the head's packed weight.
+    """An embedding's weight whose rows are read from a packed weight, the head's where it is tied.
 
     The tensor itself lies on the meta device and costs nothing; `F.embedding` over it gathers from
-    the head, so that a tied weight exists once and the embedding module keeps its own forward.
+    the owner, so that a tied weight exists once and the embedding module keeps its own forward.
     """
 
-    leaf: Linear
+    owner: HasPacked
 
     @classmethod
-    def of(cls, leaf: Linear, meta: Tensor) -> PackedTable:
-        """The table of `leaf`'s rows, with the shape and dtype of `meta`."""
+    def of(cls, owner: HasPacked, meta: Tensor) -> PackedTable:
+        """The table of `owner`'s rows, with the shape and dtype of `meta`."""
         table = meta.detach().to("meta").as_subclass(cls)
-        table.leaf = leaf
+        table.owner = owner
         return table
 
     @classmethod
@@ -208,18 +242,20 @@ class PackedTable(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Answer `F.embedding` with rows of the head; everything else sees a meta tensor."""
+        """Answer `F.embedding` with rows of the owner; everything else sees a meta tensor."""
         if func is nn.functional.embedding and isinstance(args[1], cls):
-            token_ids = args[0]
-            packed = args[1].leaf.packed
+            token_ids, table = args[0], args[1]
+            packed = table.owner.packed
             assert packed is not None
-            rows = packed_rows(packed, token_ids.reshape(-1))
+            rows = packed_rows(packed, token_ids.reshape(-1)).to(table.dtype)
             return rows.view(*token_ids.shape, -1)
         return super().__torch_function__(func, types, args, kwargs)
 
 
-def packed_rows(packed: PackedWeight, ids: Tensor) -> Tensor:
-    """Rows `ids` `[n]` of the weight that was packed, `[n, in_features]`."""
+def packed_rows(packed: Packed, ids: Tensor) -> Tensor:
+    """Rows `ids` `[n]` of the weight that was packed, `[n, in_features]`; fp32 where quantised."""
+    if isinstance(packed, PackedQuantized):
+        return packed.rows(ids)
     num_tiles, steps, _ = packed.tiles.shape
     tiles = packed.tiles.view(num_tiles, steps, TILE_OUTPUTS, -1)
     rows = tiles[ids // TILE_OUTPUTS, :, ids % TILE_OUTPUTS].flatten(1)

@@ -12,13 +12,15 @@ import torch
 
 from plait.platform.config import KVGroup, ModelInfo, Options, VisionInfo
 from plait.platform.errors import ConfigError, PlaitError
-from plait.platform.model.build import Skeleton, build_skeleton, fill, kv_groups
+from plait.platform.model.build import Skeleton, build_skeleton, kv_groups, prepare
 from plait.platform.model.executor import TorchExecutor
+from plait.platform.model.filling import read_weights
 from plait.platform.model.gguf_header import read_header
+from plait.platform.model.recipe import check_wishes
 from plait.platform.model.rope import RopeFacts, rope_facts
 from plait.platform.model.source import Checkpoint, find_checkpoint
+from plait.platform.model.tensor_files import SafetensorsFiles
 from plait.platform.model.vision import vision_info
-from plait.platform.model.weights import SafetensorsFiles
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -45,6 +47,7 @@ class SupportReport:
     dtype: str | None = None
     num_parameters: int = 0
     weight_bytes: int = 0
+    weight_formats: tuple[tuple[str, int], ...] = ()  # (name, bytes), most bytes first
     kv_bytes_per_token: int = 0  # where every layer keeps the token
     kv_groups: tuple[KVGroup, ...] = ()
     context_length: int = 0
@@ -62,10 +65,11 @@ def load_model(options: Options) -> LoadedModel:
     _check_options(options)
     checkpoint = find_checkpoint(options)
     dtype = _resolve_dtype(options, _stored_dtypes(checkpoint))
-    skeleton = build_skeleton(checkpoint, _DTYPES[dtype])
+    skeleton = build_skeleton(checkpoint, _DTYPES[dtype], options)
     rope, max_model_len = _context(checkpoint, options)
+    prepare(skeleton, max_model_len=max_model_len)
     with _progress(options, len(skeleton.plan.steps)) as advance:
-        fill(skeleton, max_model_len=max_model_len, advance=advance)
+        read_weights(skeleton, advance)
     info = _info(checkpoint, options, skeleton, dtype, rope)
     groups = kv_groups(skeleton, max_model_len)
     return LoadedModel(
@@ -85,7 +89,7 @@ def check_model(options: Options) -> SupportReport:
         checkpoint = find_checkpoint(options)
         name, architecture = checkpoint.name, checkpoint.model_class.__name__
         dtype = _resolve_dtype(options, _stored_dtypes(checkpoint))
-        skeleton = build_skeleton(checkpoint, _DTYPES[dtype])
+        skeleton = build_skeleton(checkpoint, _DTYPES[dtype], options)
         rope, max_model_len = _context(checkpoint, options)
     except PlaitError as error:
         return SupportReport(
@@ -102,6 +106,7 @@ def check_model(options: Options) -> SupportReport:
         dtype=dtype,
         num_parameters=skeleton.num_parameters(),
         weight_bytes=info.weight_bytes,
+        weight_formats=info.weight_formats,
         kv_bytes_per_token=sum(g.bytes_per_block(1, _DTYPES[dtype].itemsize) for g in groups),
         kv_groups=groups,
         context_length=info.context_length,
@@ -112,6 +117,7 @@ def check_model(options: Options) -> SupportReport:
 
 
 def _check_options(options: Options) -> None:
+    check_wishes(options)
     if options.dtype not in ("auto", *_DTYPES):
         raise ConfigError(
             f"dtype {options.dtype} is not served; use auto, float32 or bfloat16", param="dtype"
@@ -166,6 +172,7 @@ def _info(
     notes = [*checkpoint.notes, *rope.notes]
     if "F16" in skeleton.source.dtypes and not checkpoint.is_gguf:
         notes.append(f"float16 weights are computed in {dtype}")
+    formats = skeleton.bytes_by_format()
     config = skeleton.model.config
     num_tokens = config.get_text_config().vocab_size
     return ModelInfo(
@@ -177,7 +184,8 @@ def _info(
         vocab_size=skeleton.vocab_size,
         context_length=rope.context_length,
         eos_token_ids=tuple(t for t in checkpoint.eos_token_ids if t < num_tokens),
-        weight_bytes=skeleton.weight_bytes(),
+        weight_bytes=sum(formats.values()),
+        weight_formats=tuple(sorted(formats.items(), key=lambda item: -item[1])),
         notes=tuple(notes),
         vision=None if skeleton.vision is None else vision_info(skeleton.vision, skeleton.model),
     )

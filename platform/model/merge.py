@@ -2,11 +2,14 @@
 
 What may be merged is found by structure (sibling names, equal input width, equal bias) and then
 proved by the probe: siblings that it sees called with different inputs are separated again.
+Siblings whose weights have different formats (llama.cpp gives v more bits than q and k) stay apart:
+one format for all would be the widest, and its bytes are read at every step.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,12 +55,15 @@ class Leaves:
             owner.release()
 
 
-def replace_leaves(model: nn.Module) -> Leaves:
-    """Put our leaves into `model`, which lies on the meta device."""
+def replace_leaves(model: nn.Module, formats: Mapping[str, object] | None = None) -> Leaves:
+    """Put our leaves into `model`, which lies on the meta device.
+
+    `formats` tells how weights are kept, by parameter, where not as numbers.
+    """
     leaves = Leaves()
     norms: dict[tuple[Any, ...], NormForm | None] = {}
     for parent_name, parent in list(model.named_modules()):
-        _merge_siblings(parent_name, parent, leaves)
+        _merge_siblings(parent_name, parent, leaves, formats or {})
         for name, child in list(parent.named_children()):
             full_name = f"{parent_name}.{name}" if parent_name else name
             if type(child) in (nn.Linear, Conv1D):
@@ -89,25 +95,39 @@ def _plain_leaf(name: str, linear: nn.Linear | Conv1D, leaves: Leaves) -> Linear
     return leaf
 
 
-def _merge_siblings(parent_name: str, parent: nn.Module, leaves: Leaves) -> None:
+def _merge_siblings(
+    parent_name: str, parent: nn.Module, leaves: Leaves, formats: Mapping[str, object]
+) -> None:
     for names in SIBLINGS:
         children = [getattr(parent, name, None) for name in names]
-        linears = [child for child in children if type(child) is nn.Linear]
+        linears = {n: x for n, x in zip(names, children, strict=True) if type(x) is nn.Linear}
         if len(linears) != len(names):
             continue
-        if len({(x.in_features, x.bias is None) for x in linears}) != 1:
+        if len({(x.in_features, x.bias is None) for x in linears.values()}) != 1:
             continue
-        sizes = tuple(x.out_features for x in linears)
-        first = linears[0]
-        has_bias, dtype = first.bias is not None, first.weight.dtype
-        leaf = Linear(first.in_features, sum(sizes), has_bias=has_bias, dtype=dtype)
-        full_names = tuple(f"{parent_name}.{name}" if parent_name else name for name in names)
-        owner = MergedLinear(full_names, sizes, leaf)
-        leaves.merged.append(owner)
-        for part, name in enumerate(names):
-            setattr(parent, name, LinearSlice(owner, part))
-            start, end = owner.rows[part]
-            leaves.sites[full_names[part]] = Site(leaf=leaf, start=start, end=end)
+        prefix = f"{parent_name}." if parent_name else ""
+        by_format: dict[object, list[str]] = {}
+        for name in names:
+            by_format.setdefault(formats.get(f"{prefix}{name}.weight"), []).append(name)
+        for alike in by_format.values():
+            if len(alike) > 1:
+                _merge(prefix, parent, {name: linears[name] for name in alike}, leaves)
+
+
+def _merge(
+    prefix: str, parent: nn.Module, linears: Mapping[str, nn.Linear], leaves: Leaves
+) -> None:
+    sizes = tuple(x.out_features for x in linears.values())
+    first = next(iter(linears.values()))
+    has_bias, dtype = first.bias is not None, first.weight.dtype
+    leaf = Linear(first.in_features, sum(sizes), has_bias=has_bias, dtype=dtype)
+    full_names = tuple(f"{prefix}{name}" for name in linears)
+    owner = MergedLinear(full_names, sizes, leaf)
+    leaves.merged.append(owner)
+    for part, name in enumerate(linears):
+        setattr(parent, name, LinearSlice(owner, part))
+        start, end = owner.rows[part]
+        leaves.sites[full_names[part]] = Site(leaf=leaf, start=start, end=end)
 
 
 def separate(model: nn.Module, owner: MergedLinear, leaves: Leaves) -> None:

@@ -16,9 +16,9 @@ from plait.adapters.adapter import Adapter, LowRank
 from plait.adapters.sites import SiteKind
 from plait.platform.errors import AdapterPlacementFailed, InvalidAdapter
 from plait.platform.model.adapter_step import EmbeddingRows, HeadRows
+from plait.platform.model.leaves import Packed
 from plait.platform.model.sites import Place, Places
 from plait.platform.model.tables import Table, base_rows, changed_tables, embedding_scale
-from plait.platform.ops.linear import PackedWeight
 from plait.platform.ops.lora import LoraPart, PlacedLora, lora_bytes, pack_lora
 from plait.platform.ops.quantized_weight import TILE_OUTPUTS
 
@@ -211,7 +211,7 @@ def _gain(place: Place, change: LowRank) -> Tensor:
     return g
 
 
-def _outputs(packed: PackedWeight, start: int, end: int) -> Tensor:
+def _outputs(packed: Packed, start: int, end: int) -> Tensor:
     """Rows `start:end` of the weight that was packed, fp32."""
     border = start // TILE_OUTPUTS * TILE_OUTPUTS
     return packed.slice_outputs(border, end).unpack()[start - border :].float()

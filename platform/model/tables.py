@@ -135,7 +135,7 @@ def num_rows(place: Place) -> int:
 def base_rows(place: Place, token_ids: Tensor) -> Tensor:
     """The base's rows of a table `[n, H]`, unscaled."""
     if place.site.kind is SiteKind.HEAD:
-        return packed_rows(place.module.packed, token_ids)
+        return packed_rows(place.module.packed, token_ids).to(place.module.weight.dtype)
     return nn.functional.embedding(token_ids, place.module.weight)  # a packed table answers, too
 
 

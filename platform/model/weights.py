@@ -1,26 +1,32 @@
-"""Reading weights: safetensors files as a lazy source, and the plan that fills a model from it.
+"""The plan that fills a model from a source of tensors, and its way through it.
 
 Checkpoints name and cut their tensors in ways of their own (experts one by one, say). transformers
 knows how, in its conversion mappings; `plan_load` applies them to names alone, so that whatever
 is missing, left over or misshapen is found before the first byte is read. `run_plan` then reads
 one target at a time, so that the peak is the weights plus one target's sources.
+
+A source may hold weights as small codes with scales. They stay so where the conversion moves whole
+rows, as all that stack and join experts do: it is then run on codes, scales and minimums alike.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
+    Chunk,
+    Concatenate,
+    Interleave,
+    MergeModulelist,
+    Split,
     WeightConverter,
     WeightRenaming,
     dot_natural_key,
@@ -28,92 +34,14 @@ from transformers.core_model_loading import (
 )
 
 from plait.platform.errors import ModelUnsupported
+from plait.platform.model.tensor_files import Shape, TensorSource, some
+from plait.platform.model.weight_format import WeightFormat
+from plait.platform.ops.quantized_weight import Quantized
 
-Shape = tuple[int, ...]
-
-
-class TensorSource(Protocol):
-    """Tensors by name, read one at a time."""
-
-    @property
-    def shapes(self) -> Mapping[str, Shape]:
-        """Shapes of all tensors, by name."""
-
-    @property
-    def dtypes(self) -> frozenset[str]:
-        """How they are stored: safetensors' names of dtypes, or GGUF's of types."""
-
-    def read(self, name: str) -> Tensor:
-        """Read one tensor, in the dtype it is stored in."""
+_MOVES_ROWS = (Chunk, Concatenate, Interleave, MergeModulelist, Split)  # … or fails on the shapes
 
 
-class SafetensorsFiles:
-    """The safetensors files of a checkpoint directory; headers read, tensors on demand."""
-
-    def __init__(self, directory: Path) -> None:
-        self._files: dict[str, Any] = {}
-        self._shapes: dict[str, Shape] = {}
-        dtypes: set[str] = set()
-        for path in _safetensors_paths(directory):
-            try:
-                file = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise ModelUnsupported(
-                    f"{path.name} cannot be read ({error}): the file is truncated or damaged"
-                ) from error
-            for name in file.keys():  # noqa: SIM118 - not a mapping
-                header = file.get_slice(name)
-                self._shapes[name] = tuple(header.get_shape())
-                dtypes.add(header.get_dtype())
-                self._files[name] = file
-        self._dtypes = frozenset(dtypes)
-
-    @property
-    def shapes(self) -> Mapping[str, Shape]:
-        """From the files' headers."""
-        return self._shapes
-
-    @property
-    def dtypes(self) -> frozenset[str]:
-        """From the files' headers."""
-        return self._dtypes
-
-    def read(self, name: str) -> Tensor:
-        """Read one tensor; its pages are the file's until someone copies them."""
-        tensor: Tensor = self._files[name].get_tensor(name)
-        return tensor
-
-
-def _safetensors_paths(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            named = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ModelUnsupported(f"{index.name} cannot be read: {error}") from error
-        missing = [name for name in named if not (directory / name).exists()]
-        if missing:
-            raise ModelUnsupported(
-                f"{len(missing)} of {len(named)} shards are missing: {_some(missing)}"
-            )
-        return [directory / name for name in named]
-    found = sorted(directory.glob("*.safetensors"))
-    if (directory / "model.safetensors").exists():
-        return [directory / "model.safetensors"]
-    if found:
-        return found
-    pickles = sorted(p.name for p in directory.glob("*.bin")) + sorted(
-        p.name for p in directory.glob("*.pt*")
-    )
-    if pickles:
-        raise ModelUnsupported(
-            f"the weights are Python pickles ({pickles[0]}), which can run code and are never "
-            "loaded; convert them to safetensors (`model.save_pretrained(...)` does)"
-        )
-    raise ModelUnsupported(f"{directory.name} holds no safetensors file")
-
-
-Sink = Callable[[Tensor], None]
+Sink = Callable[[Tensor | Quantized], None]
 
 
 @dataclass(slots=True)
@@ -131,6 +59,7 @@ class LoadPlan:
 
     steps: tuple[LoadStep, ...]
     tied: Mapping[str, str]  # target → the name its weight is taken from
+    formats: Mapping[str, WeightFormat]  # of the targets that can be had as they are stored
 
 
 def plan_load(model: Any, source: TensorSource, *, convert: bool) -> LoadPlan:
@@ -149,10 +78,10 @@ def plan_load(model: Any, source: TensorSource, *, convert: bool) -> LoadPlan:
     if missing:
         raise ModelUnsupported(
             f"{len(missing)} tensors of {type(model).__name__} are missing from the checkpoint: "
-            f"{_some(sorted(missing, key=dot_natural_key))}"
+            f"{some(sorted(missing, key=dot_natural_key))}"
         )
     _check_shapes(steps, source, expected)
-    return LoadPlan(tuple(steps), tied)
+    return LoadPlan(tuple(steps), tied, _formats(steps, source, expected))
 
 
 def _match(
@@ -178,12 +107,37 @@ def _match(
             steps[target] = LoadStep(made, target, [])
         step = steps[target]
         step.sources.append(name)
-        step.transform.add_tensor(target, name, pattern or name, _reader(source, name))
+        step.transform.add_tensor(target, name, pattern or name, _Reader(source, name))
     return list(steps.values()), unexpected
 
 
-def _reader(source: TensorSource, name: str) -> Callable[[], Tensor]:
-    return lambda: source.read(name)
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads one tensor when the conversion calls for it."""
+
+    source: TensorSource
+    name: str
+
+    def __call__(self) -> Tensor:
+        return self.source.read(self.name)
+
+    def __deepcopy__(self, _: object) -> _Reader:
+        return self
+
+
+def _formats(
+    steps: Iterable[LoadStep], source: TensorSource, expected: Mapping[str, Shape]
+) -> dict[str, WeightFormat]:
+    """Targets whose sources share one format, and are only moved about by rows."""
+    formats: dict[str, WeightFormat] = {}
+    for step in steps:
+        found = {source.formats.get(name) for name in step.sources}
+        operations = getattr(step.transform, "operations", ())
+        (stored, *others) = found
+        if stored is None or others or not all(type(x) in _MOVES_ROWS for x in operations):
+            continue
+        formats.update(dict.fromkeys(_targets([step], expected), stored))
+    return formats
 
 
 def _targets(steps: Iterable[LoadStep], expected: Mapping[str, Shape]) -> set[str]:
@@ -240,7 +194,7 @@ def _refuse_unexpected(model: Any, names: set[str]) -> None:
     if left:
         raise ModelUnsupported(
             f"{len(left)} tensors of the checkpoint have no place in {type(model).__name__}: "
-            f"{_some(sorted(left))}"
+            f"{some(sorted(left))}"
         )
 
 
@@ -263,18 +217,22 @@ def _refuse_shape(name: str, shape: Shape, wanted: Shape) -> None:
 
 def run_plan(
     plan: LoadPlan, model: Any, sinks: Mapping[str, Sink], shapes: Mapping[str, Shape],
-    advance: Callable[[], None],
+    advance: Callable[[], None], as_stored: Container[str] = (),
 ) -> None:  # fmt: skip
-    """Read, convert and hand over every tensor, one step at a time."""
+    """Read, convert and hand over every tensor, one step at a time.
+
+    Targets of `as_stored`, all of the plan's `formats`, come as their codes.
+    """
     by_origin: dict[str, list[str]] = {}
     for target, origin in plan.tied.items():
         by_origin.setdefault(origin, []).append(target)
     given: set[str] = set()
     for step in plan.steps:
-        for name, tensors in _convert(step, model).items():
-            tensor = tensors[0] if isinstance(tensors, list) else tensors
-            if tuple(tensor.shape) != shapes[name]:
-                _refuse_shape(name, tuple(tensor.shape), shapes[name])
+        is_quantized = step.first_target in as_stored
+        for name, tensor in (_quantized if is_quantized else _plain)(step, model):
+            shape = tuple(tensor.codes.shape if isinstance(tensor, Quantized) else tensor.shape)
+            if shape != shapes[name]:
+                _refuse_shape(name, shape, shapes[name])
             sinks[name](tensor)
             for target in by_origin.get(name, ()):
                 sinks[target](tensor)
@@ -282,22 +240,53 @@ def run_plan(
         advance()
     left = _targets(plan.steps, shapes) - given
     if left:
-        raise ModelUnsupported(f"the checkpoint gave no value for {_some(sorted(left))}")
+        raise ModelUnsupported(f"the checkpoint gave no value for {some(sorted(left))}")
 
 
-def _convert(step: LoadStep, model: Any) -> dict[str, Any]:
+def _plain(step: LoadStep, model: Any) -> Iterator[tuple[str, Tensor]]:
+    for name, tensors in _convert(step, step.transform, model).items():
+        yield name, tensors[0] if isinstance(tensors, list) else tensors
+
+
+def _quantized(step: LoadStep, model: Any) -> Iterator[tuple[str, Quantized]]:
+    """The step's targets as codes: its conversion is run on each part of the weights."""
+    readers = step.transform.collected_tensors
+    weights = {r.name: r.source.read_quantized(r.name) for found in readers.values() for r in found}
+    parts: list[dict[str, Tensor]] = []
+    for part in ("codes", "scales", "mins"):
+        transform = deepcopy(step.transform)
+        transform.collected_tensors = {
+            key: [partial(getattr, weights[r.name], part) for r in found]
+            for key, found in readers.items()
+        }
+        converted = _convert(step, transform, model)
+        parts.append({k: t[0] if isinstance(t, list) else t for k, t in converted.items()})
+    first = next(iter(weights.values()))
+    codes, scales, mins = parts
+    for name in codes:
+        if not codes[name].shape[:-1] == scales[name].shape[:-1] == mins[name].shape[:-1]:
+            raise ModelUnsupported(f"{name} cannot be made from quantised {some(step.sources)}")
+        yield (
+            name,
+            Quantized(
+                codes=codes[name],
+                bits=first.bits,
+                group=first.group,
+                scales=scales[name],
+                mins=mins[name],
+            ),
+        )
+
+
+def _convert(step: LoadStep, transform: Any, model: Any) -> dict[str, Any]:
     try:
-        converted: dict[str, Any] = step.transform.convert(
+        converted: dict[str, Any] = transform.convert(
             step.first_target, model=model, config=model.config
         )
     except ModelUnsupported:
         raise
     except Exception as error:
         raise ModelUnsupported(
-            f"{step.first_target} cannot be made from {_some(step.sources)}: {error}"
+            f"{step.first_target} cannot be made from {some(step.sources)}: {error}"
         ) from error
     return converted
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
