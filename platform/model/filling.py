@@ -152,8 +152,8 @@ def _set_bias(module: Any, bias: Tensor) -> None:
         module.set_bias(bias.clone())
 
 
-def _put(module: Any, attribute: str, value: Kept) -> None:
-    """Put a value in a parameter's or buffer's place."""
+def _put(module: Any, attribute: str, value: Any) -> None:
+    """Put a value, one of `Kept`, in a parameter's or buffer's place."""
     if isinstance(module, RMSNorm):
         module.weight = value
     elif isinstance(module, Linear):

@@ -45,7 +45,8 @@ def read_blocks(data: Array, kind: GGMLQuantizationType, num_inputs: int) -> Qua
     for start in range(0, num_rows, step):
         rows = data[start : start + step]
         parts = block.split(rows.reshape(-1, GGML_QUANT_SIZES[kind][1]))
-        for whole, part in zip((codes, scales, mins), parts, strict=True):
+        wholes: tuple[Array, Array, Array] = (codes, scales, mins)
+        for whole, part in zip(wholes, parts, strict=True):
             whole[start : start + step] = part.reshape(len(rows), -1)
     return Quantized(
         codes=torch.from_numpy(codes),
