@@ -79,6 +79,11 @@ class ModelAdapters:
         return self._placer.num_bytes(adapter)
 
     @property
+    def segments(self) -> LoraSegments | None:
+        """The low-rank changes of the last step's rows in the decoder; None: there are none."""
+        return self._layers.segments
+
+    @property
     def placed_bytes(self) -> int:
         """Bytes of all that are placed."""
         return sum(placed.num_bytes for placed in self._placed.values())

@@ -92,5 +92,10 @@ def replace_activations(part: nn.Module) -> None:
         if isinstance(parent, EvenActivation):
             continue
         for name, child in list(parent.named_children()):
-            if type(child).__module__ in _MODULES and not list(child.parameters()):
+            if is_activation(child):
                 setattr(parent, name, EvenActivation(child))
+
+
+def is_activation(module: nn.Module) -> bool:
+    """Is it an activation of torch or transformers?"""
+    return type(module).__module__ in _MODULES and not list(module.parameters())

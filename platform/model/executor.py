@@ -20,6 +20,7 @@ from plait.platform.model.adapters import ModelAdapters
 from plait.platform.model.attention import GroupStep, PagedSite, StepContext
 from plait.platform.model.build import Skeleton
 from plait.platform.model.embeds import grid_positions, put_embeds, without_image_tokens
+from plait.platform.model.native.step import StepInputs
 from plait.platform.model.taps import Taps
 from plait.platform.model.vision import ImageEncoder
 
@@ -76,6 +77,11 @@ class TorchExecutor:
         nothing = torch.empty(0, dtype=torch.int64)
         self._step.groups[:] = [GroupStep(pages, nothing, nothing) for pages in create_pages(cache)]
 
+    def release(self) -> None:
+        """Let go of the pages, and of what is kept of the last step."""
+        self._step.groups.clear()
+        self.leaves.release()
+
     @torch.inference_mode()
     def encode(
         self, items: Sequence[ImageItem], adapters: Sequence[Sequence[AdapterUse]] = ()
@@ -97,6 +103,43 @@ class TorchExecutor:
         self.leaves.release()
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
+
+    def embedded(self, batch: StepBatch, embeds: Tensor | None = None) -> tuple[Tensor, StepInputs]:
+        """What a layer program takes in the place of `forward`: embedded rows and their step."""
+        step = self._step
+        step.begin(batch)
+        inputs = self._inputs(batch, embeds)
+        if "input_ids" in inputs:
+            rows = self._backbone.get_input_embeddings()(inputs["input_ids"])[0]
+        else:
+            rows = inputs["inputs_embeds"][0]
+        positions = grid_positions(batch, self._family)
+        return rows, StepInputs(
+            positions=positions[0] if positions.dim() == 2 else positions[:, 0],
+            query_start=step.query_start,
+            seq_lens=step.seq_lens,
+            groups=step.groups,
+            ranges=step.ranges,
+            lora=self._adapters.segments,
+            embeds=None if embeds is None else embeds.to(rows.dtype),
+            image_rows=None if embeds is None else torch.from_numpy(batch.image_rows),
+        )
+
+    @property
+    def pages(self) -> list[Tensor]:
+        """The page tensors of every group, empty before `allocate`."""
+        return [group.pages for group in self._step.groups]
+
+    @property
+    def num_layers(self) -> int:
+        """Layers between which rows can be tapped."""
+        return self._taps.num_layers
+
+    @property
+    def num_positions(self) -> int:
+        """Positions that rows can be at."""
+        first = 0 if self._family is None else self._family.first_position
+        return self.model.context_length + first
 
     def _inputs(self, batch: StepBatch, embeds: Tensor | None) -> dict[str, Any]:
         """Tokens, or what they are embedded as where some of them are images."""

@@ -156,7 +156,7 @@ class NormForm:
 def _norm_leaf(norm: nn.Module, known: dict[tuple[Any, ...], NormForm | None]) -> RMSNorm | None:
     """Our norm in the place of `norm`, if it computes the same; None where it does not."""
     weight = getattr(norm, "weight", None)
-    eps = _eps_of(norm)
+    eps = eps_of(norm)
     others = [n for n, _ in (*norm.named_parameters(), *norm.named_buffers()) if n != "weight"]
     if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or eps is None or others:
         return None
@@ -169,7 +169,8 @@ def _norm_leaf(norm: nn.Module, known: dict[tuple[Any, ...], NormForm | None]) -
     return RMSNorm(weight, eps, weight_offset=form.weight_offset, round_first=form.round_first)
 
 
-def _eps_of(norm: nn.Module) -> float | None:
+def eps_of(norm: nn.Module) -> float | None:
+    """What a norm adds to the variance."""
     for name in ("variance_epsilon", "eps", "epsilon", "norm_eps"):
         value = getattr(norm, name, None)
         if isinstance(value, float):

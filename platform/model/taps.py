@@ -24,7 +24,12 @@ class Taps:
     ) -> None:
         self._hidden_size = hidden_size
         attentions = [layer.module for layer in layers]
-        self._layers = _decoder_layers(backbone, attentions)
+        self._layers = decoder_layers(backbone, attentions)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that can be tapped."""
+        return len(self._layers)
 
     @contextmanager
     def taken(self, taps: tuple[int, ...]) -> Iterator[Callable[[], list[Tensor]]]:
@@ -56,7 +61,7 @@ class Taps:
         return self._layers[0].register_forward_pre_hook(before, with_kwargs=True)
 
 
-def _decoder_layers(backbone: nn.Module, attentions: list[nn.Module]) -> list[nn.Module]:
+def decoder_layers(backbone: nn.Module, attentions: list[nn.Module]) -> list[nn.Module]:
     """The list of modules each of which holds one of `attentions`, in their order; else nothing."""
     for module in backbone.modules():
         if not isinstance(module, nn.ModuleList) or len(module) != len(attentions):

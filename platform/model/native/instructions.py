@@ -83,7 +83,7 @@ class RopeTable:
     positions are a grid's; None where there is one position.
     """
 
-    cos: Tensor  # fp32 [positions, rotary], of values rounded to the model's dtype
+    cos: Tensor  # fp32 [positions, rotary], of values rounded as the family rounds them
     sin: Tensor  # the same
     axes: Tensor | None = None  # int32 [rotary]
 

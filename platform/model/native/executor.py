@@ -1,0 +1,134 @@
+"""The native executor: a decoder as a layer program, with all else as the torch executor has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plait.adapters.adapter import Adapter
+from plait.adapters.sites import Site
+from plait.platform.batch import StepBatch
+from plait.platform.config import CacheConfig, ModelInfo
+from plait.platform.core import AdapterUse, ImageItem
+from plait.platform.model.executor import TorchExecutor
+from plait.platform.model.native.lowering import Lowered, lower
+from plait.platform.model.native.proof import Agreement, prove
+
+if TYPE_CHECKING:
+    from plait.platform.model.build import Skeleton
+    from plait.platform.model.native.instructions import Program
+    from plait.platform.model.native.step import StepInputs
+
+
+class ProgramRunner(Protocol):
+    """What runs a program: `Runner`, or the reference."""
+
+    def run(self, rows: Tensor, step: StepInputs) -> Tensor:
+        """Hidden rows `[T, D]` for embedded `rows` `[T, D]`."""
+
+    def run_tapped(
+        self, rows: Tensor, step: StepInputs, taps: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """`run`, and beside its rows those after so many layers, `[T, len(taps) * D]`."""
+
+
+class NativeExecutor:
+    """Computes steps by a program. Implements `executor.Executor`.
+
+    Embedding, images, head and adapters are the torch executor's, whose leaves share their weights
+    with the program.
+    """
+
+    def __init__(
+        self, torch_executor: TorchExecutor, lowered: Lowered, runner: ProgramRunner
+    ) -> None:
+        self._torch = torch_executor
+        self.lowered = lowered
+        self.runner = runner
+        self.model: ModelInfo = replace(torch_executor.model, executor="native")
+        self.kv_groups = torch_executor.kv_groups
+        self.kv_dtype = torch_executor.kv_dtype
+        self.sites = torch_executor.sites
+        self.hidden_size = torch_executor.hidden_size
+        self.leaves = torch_executor.leaves
+        self.agreement: Agreement | None = None  # with the torch executor, once it was proved
+
+    def allocate(self, cache: CacheConfig) -> None:
+        """Create the page tensors of every group."""
+        self._torch.allocate(cache)
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch, embeds: Tensor | None = None) -> Tensor:
+        """Hidden rows `[T, D]` after the final norm; K and V of every row are written."""
+        rows, step = self._begin(batch, embeds)
+        return self.runner.run(rows, step)
+
+    @torch.inference_mode()
+    def forward_tapped(
+        self, batch: StepBatch, taps: tuple[int, ...], embeds: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`forward`, and beside its rows those after so many layers, `[T, len(taps) * D]`."""
+        rows, step = self._begin(batch, embeds)
+        return self.runner.run_tapped(rows, step, taps)
+
+    def _begin(self, batch: StepBatch, embeds: Tensor | None) -> tuple[Tensor, StepInputs]:
+        rows, step = self._torch.embedded(batch, embeds)
+        return self.lowered.begin(rows, step.positions), step
+
+    def encode(
+        self, items: Sequence[ImageItem], adapters: Sequence[Sequence[AdapterUse]] = ()
+    ) -> list[Tensor]:
+        """Embeddings `[num_embeds, levels * D]` of each image."""
+        return self._torch.encode(items, adapters)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Rows `[n, D]` of the base's embedding table, as they are stored."""
+        return self._torch.embed(token_ids)
+
+    def logits(self, hidden: Tensor, rows: np.ndarray) -> Tensor:
+        """Logits `[R, V]` in fp32 for `rows`, as the family's own head computes them."""
+        return self._torch.logits(hidden, rows)
+
+    def base_weight(self, site: Site) -> Tensor | None:
+        """The base's weight `[V, H]` of an embedding or head, a copy; None for other sites."""
+        return self._torch.base_weight(site)
+
+    def adapter_bytes(self, adapter: Adapter) -> int:
+        """Bytes that `place_adapter` will take; exact."""
+        return self._torch.adapter_bytes(adapter)
+
+    @property
+    def placed_bytes(self) -> int:
+        """Bytes of all placed adapters."""
+        return self._torch.placed_bytes
+
+    def place_adapter(self, adapter: Adapter) -> None:
+        """Make a generation ready for steps; may run beside one, on another thread."""
+        self._torch.place_adapter(adapter)
+
+    def remove_adapter(self, generation: str) -> None:
+        """Free a placed generation, between steps."""
+        self._torch.remove_adapter(generation)
+
+
+def make_native(
+    skeleton: Skeleton,
+    torch_executor: TorchExecutor,
+    make_runner: Callable[[Program], ProgramRunner],
+) -> NativeExecutor:
+    """Lower what `torch_executor` runs, and prove that the program computes the same.
+
+    Pages that are there are taken for the proof; `allocate` makes those that serve.
+
+    Raises `NotLowered` with the place and the reason.
+    """
+    lowered = lower(skeleton, torch_executor.kv_groups, num_positions=torch_executor.num_positions)
+    native = NativeExecutor(torch_executor, lowered, make_runner(lowered.program))
+    native.agreement = prove(torch_executor, native)
+    torch_executor.release()
+    return native
