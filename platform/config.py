@@ -23,7 +23,7 @@ class Options:
     quantized_activations: str = "auto"  # auto: by dtype | exact | int8
     packed_cache: str | None = None  # folder of packed weights; None: the user's; "off": none
     packed_cache_bytes: int = 16 << 30
-    executor: str = "auto"  # auto | torch
+    executor: str = "auto"  # auto | native | torch
     device: str = "auto"  # auto | cpu
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -43,6 +43,7 @@ class Options:
     max_draft_tokens: int = 16  # most drafts of one sequence in one step
     draft_sampling: str = "coupled"  # coupled | rejection: how the draft model's are verified
     num_threads: int | None = None
+    pin_threads: bool = False  # each stays on a core of its own
     seed: int | None = None  # for requests that bring none; None: random each time
     progress: bool = True  # bars while loading and generating
 

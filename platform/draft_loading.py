@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as SequenceOf
 
     from plait.platform.config import CacheConfig, EngineConfig, KVGroup, ModelInfo, Options
-    from plait.platform.model.executor import TorchExecutor
+    from plait.platform.executor import Executor
     from plait.platform.model.load import LoadedModel
     from plait.speculative.draft_model import Mask
 
@@ -31,7 +31,7 @@ _MAX_SCRATCH_SEQS = 16
 class LoadedDraft:
     """A draft model whose tokens were checked, ready but for its pages."""
 
-    executor: TorchExecutor
+    executor: Executor
     info: ModelInfo
     group: int  # of the target, under whose block numbers its pages lie
     sizes: DraftSizes

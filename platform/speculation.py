@@ -16,7 +16,7 @@ from plait.speculative.speculator import Speculator
 if TYPE_CHECKING:
     from plait.platform.config import EngineConfig, Options
     from plait.platform.core import Sequence
-    from plait.platform.model.executor import TorchExecutor
+    from plait.platform.executor import Executor
     from plait.platform.sampling import Sampler
     from plait.platform.tokenizer import Tokenizer
     from plait.structured.strand import GrammarStrand
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Loaded = LoadedDraft | LoadedHead
 
 
-def load_drafting(options: Options, executor: TorchExecutor, tokenizer: Tokenizer) -> Loaded:
+def load_drafting(options: Options, executor: Executor, tokenizer: Tokenizer) -> Loaded:
     """Load `options.draft_model`, a model or a head, to draft for the model of `executor`.
 
     Raises `ConfigError` or `ModelUnsupported`, of `draft_model` or `draft_sampling`.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from plait.platform import budget
 from plait.platform.config import EngineConfig, Options
+from plait.platform.cores import num_threads
 from plait.platform.errors import ConfigError
 from plait.platform.intake import Intake
 from plait.platform.tokenizer import Tokenizer
@@ -77,7 +78,7 @@ def start_engine(
 
         from plait.platform.model import load_model
 
-        torch.set_num_threads(max(1, options.num_threads or _num_cores()))
+        torch.set_num_threads(num_threads(options))
     with phase("load model"):
         loaded = load_model(options)
     with phase("load tokenizer"):
@@ -255,12 +256,6 @@ def _brief_spins() -> Iterator[None]:
         yield
     finally:
         del os.environ["GOMP_SPINCOUNT"]
-
-
-def _num_cores() -> int:
-    """Cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _warm_up(engine: Engine, config: EngineConfig, tokenizer: Tokenizer) -> None:

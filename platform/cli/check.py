@@ -114,6 +114,7 @@ def _print(options: Options, report: SupportReport, fit: Fit | None, why_not: st
         ("images", _images(report)),
         ("adapters", f"can change {report.num_adapter_sites} places"),
         *(("memory", line) for line in fit.arithmetic),
+        *(("program", line) for line in report.program),
         *(("note", note) for note in report.notes),
     ]
     typer.echo(f"{report.model} can be served")

@@ -141,9 +141,10 @@ MODEL = (
     ),
     _model("revision", "Branch, tag or commit of a Hugging Face id."),
     _model("dtype", "Type of weights and KV.", choices=("auto", "float32", "bfloat16")),
-    _model("executor", "What computes the steps.", choices=("auto", "torch")),
+    _model("executor", "What computes the steps.", choices=("auto", "native", "torch")),
     _model("device", "Where it computes.", choices=("auto", "cpu")),
     _model("num_threads", "Threads to compute with. Default: one per core.", name="threads", low=1),
+    _model("pin_threads", "Each thread stays on a core of its own."),
     _model("progress", "No progress bars."),
     _flag(Launch, "Model", "offline", "Download nothing: use what lies on this machine."),
     _flag(

@@ -5,17 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from plait.platform.config import KVGroup, ModelInfo, Options, VisionInfo
+from plait.platform.cores import num_threads, pinned_cores
 from plait.platform.errors import ConfigError, PlaitError
 from plait.platform.model.build import Skeleton, build_skeleton, kv_groups, prepare
 from plait.platform.model.executor import TorchExecutor
 from plait.platform.model.filling import read_weights
 from plait.platform.model.gguf_header import read_header
+from plait.platform.model.native.describe import describe
+from plait.platform.model.native.executor import NativeExecutor, make_native
+from plait.platform.model.native.lowering import lower
+from plait.platform.model.native.reference import ReferenceRunner
+from plait.platform.model.native.trace import NotLowered
 from plait.platform.model.recipe import check_wishes
 from plait.platform.model.rope import RopeFacts, rope_facts
 from plait.platform.model.source import Checkpoint, find_checkpoint
@@ -29,7 +35,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class LoadedModel:
     """A model ready to compute, but for its KV pages."""
 
-    executor: TorchExecutor
+    executor: TorchExecutor | NativeExecutor
     tokenizer_source: Path  # what `Tokenizer.load` takes: a directory or a GGUF file
     info: ModelInfo
     num_parameters: int
@@ -53,6 +59,7 @@ class SupportReport:
     context_length: int = 0
     num_adapter_sites: int = 0  # places that an adapter can change
     vision: VisionInfo | None = None  # None: it takes no images
+    program: tuple[str, ...] = ()  # what the native executor would run
     notes: tuple[str, ...] = ()
 
 
@@ -72,12 +79,59 @@ def load_model(options: Options) -> LoadedModel:
         read_weights(skeleton, advance)
     info = _info(checkpoint, options, skeleton, dtype, rope)
     groups = kv_groups(skeleton, max_model_len)
+    executor = _executor(options, skeleton, TorchExecutor(skeleton, info, groups, dtype))
     return LoadedModel(
-        executor=TorchExecutor(skeleton, info, groups, dtype),
+        executor=executor,
         tokenizer_source=checkpoint.path,
-        info=info,
+        info=executor.model,
         num_parameters=skeleton.num_parameters(),
     )
+
+
+def _executor(
+    options: Options, skeleton: Skeleton, torch_executor: TorchExecutor
+) -> TorchExecutor | NativeExecutor:
+    """The native executor where the model can be lowered, else torch's with a note of why."""
+    if options.executor != "native":
+        return torch_executor
+    threads, pin = num_threads(options), pinned_cores(options)
+    del threads, pin
+    try:
+        return make_native(skeleton, torch_executor, ReferenceRunner)
+    except NotLowered as error:
+        if options.executor == "native":
+            raise _cannot_lower(torch_executor.model.name, error) from error
+        torch_executor.release()
+        notes = (*torch_executor.model.notes, _not_lowered(error))
+        torch_executor.model = replace(torch_executor.model, notes=notes)
+        return torch_executor
+
+
+def _not_lowered(error: NotLowered) -> str:
+    return f"the torch executor computes this model, several times slower: {error}"
+
+
+def _cannot_lower(name: str, error: NotLowered) -> ConfigError:
+    return ConfigError(
+        f"--executor native: {name} cannot be lowered to a layer program: {error}. "
+        "Use auto or torch",
+        param="executor",
+    )
+
+
+def _program(
+    options: Options, skeleton: Skeleton, groups: tuple[KVGroup, ...], max_model_len: int
+) -> tuple[tuple[str, ...], str | None]:
+    """What the native executor would run, or why it cannot."""
+    if options.executor == "torch":
+        return (), None
+    prepare(skeleton, max_model_len=max_model_len)
+    try:
+        return describe(lower(skeleton, groups, num_positions=max_model_len)), None
+    except NotLowered as error:
+        if options.executor == "native":
+            raise _cannot_lower(options.model or "the embedded model", error) from error
+        return (), _not_lowered(error)
 
 
 def check_model(options: Options) -> SupportReport:
@@ -91,18 +145,19 @@ def check_model(options: Options) -> SupportReport:
         dtype = _resolve_dtype(options, _stored_dtypes(checkpoint))
         skeleton = build_skeleton(checkpoint, _DTYPES[dtype], options)
         rope, max_model_len = _context(checkpoint, options)
+        groups = kv_groups(skeleton, max_model_len)
+        program, why_torch = _program(options, skeleton, groups, max_model_len)
     except PlaitError as error:
         return SupportReport(
             servable=False, reason=error.message, model=name, architecture=architecture
         )
-    groups = kv_groups(skeleton, max_model_len)
     info = _info(checkpoint, options, skeleton, dtype, rope)
     return SupportReport(
         servable=True,
         reason=None,
         model=name,
         architecture=architecture,
-        executor=info.executor,
+        executor="native" if program else "torch",
         dtype=dtype,
         num_parameters=skeleton.num_parameters(),
         weight_bytes=info.weight_bytes,
@@ -112,7 +167,8 @@ def check_model(options: Options) -> SupportReport:
         context_length=info.context_length,
         num_adapter_sites=len(skeleton.places.by_name),
         vision=info.vision,
-        notes=info.notes,
+        program=program,
+        notes=info.notes if why_torch is None else (*info.notes, why_torch),
     )
 
 
@@ -122,10 +178,11 @@ def _check_options(options: Options) -> None:
         raise ConfigError(
             f"dtype {options.dtype} is not served; use auto, float32 or bfloat16", param="dtype"
         )
-    if options.executor not in ("auto", "torch"):
+    if options.executor not in ("auto", "native", "torch"):
         raise ConfigError(
-            f"there is no executor {options.executor}; use auto or torch", param="executor"
+            f"there is no executor {options.executor}; use auto, native or torch", param="executor"
         )
+    pinned_cores(options)
     if options.num_threads is not None and options.num_threads < 1:
         raise ConfigError("--threads must be at least 1", param="num_threads")
     if options.device not in ("auto", "cpu"):

@@ -274,7 +274,7 @@ class DecoderTracer:
         output = self._emit_linear(mlp.down_proj, inner)
         return t.stand_in(output, (*x.shape[:-1], t.trace.widths[output]))
 
-    def _activation(self, module: nn.Module, x: Tensor) -> Tensor:
+    def _activation(self, module: nn.Module, x: Tensor) -> Any:
         name = self._activations[type(module)]
         if name is None:
             return self._call(module, lambda rows: rows, x)

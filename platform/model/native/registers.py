@@ -71,7 +71,7 @@ class _Assignment:
         return self._register[output]
 
     def _take(self, width: int) -> int:
-        for register in self._free:
+        for register in sorted(self._free):  # the lowest: so that layers come out alike
             if self._widths[register] == width:
                 self._free.remove(register)
                 return register

@@ -93,7 +93,7 @@ class Replay:
 
     def form(self) -> tuple[Any, ...]:
         """What it computes from the input "x": equal for equal functions of equal tensors."""
-        return self._form(self._result, {})
+        return ("replay", self._form(self._result, {}))
 
     def _form(self, value: Any, known: dict[int, Any]) -> Any:
         if isinstance(value, Tensor):

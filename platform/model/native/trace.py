@@ -273,7 +273,7 @@ class Tracer(TorchFunctionMode):
             return None
         _, num_heads, num_rows, size = tensor.shape
         _, of_head, of_row, of_column = tensor.stride()
-        start, offset = area.start, tensor.storage_offset()
+        start, offset = area.start, int(tensor.storage_offset())
         fits = num_rows == NUM_ROWS and of_row == area.width and of_column == 1
         if not fits or (num_heads > 1 and of_head < size) or offset >= area.width:
             raise NotLowered(f"heads of shape {list(tensor.shape)} do not lie side by side")
