@@ -10,10 +10,11 @@
 #include <initializer_list>
 #include <optional>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "attention_checks.h"
+#include "checks.h"
 #include "cpu_features.h"
 #include "kv_write.h"
 #include "paged_attention.h"
@@ -25,14 +26,7 @@ using torch::stable::Tensor;
 
 // --- checks: every message begins with the op's name ---------------------------------------------
 
-template <class... Parts>
-void check(bool holds, const char* op, const Parts&... parts) {
-  if (holds) return;
-  std::ostringstream message;
-  message << "plait::" << op << ": ";
-  (message << ... << parts);
-  throw std::runtime_error(message.str());
-}
+using plait::check;
 
 std::string shape_of(const Tensor& t) {
   std::ostringstream text;
@@ -151,62 +145,6 @@ const T* dense_data(const Tensor& t, const char* name) {
   return static_cast<const T*>(t.const_data_ptr());
 }
 
-void check_spans(const plait::AttentionProblem& p, int64_t num_tokens, int64_t table_blocks) {
-  constexpr const char* op = "paged_attention";
-  check(p.query_start[0] == 0 && p.query_start[p.num_spans] == num_tokens, op,
-        "query_start must lead from 0 to the ", num_tokens, " rows of query");
-  for (int64_t s = 0; s < p.num_spans; ++s) {
-    const int64_t rows = p.query_start[s + 1] - p.query_start[s];
-    check(rows >= 0, op, "query_start falls at span ", s);
-    if (rows == 0) continue;
-    const int64_t length = p.seq_lens[s];
-    check(length >= rows, op, "span ", s, " has ", rows, " rows, but seq_lens says ", length);
-    const int64_t end_block = (length + p.block_size - 1) / p.block_size;
-    check(end_block <= table_blocks, op, "span ", s, " of length ", length, " needs ", end_block,
-          " blocks, block_table has ", table_blocks);
-    const int64_t first_key =
-        p.window == 0 ? 0 : std::max<int64_t>(0, length - rows - p.window + 1);
-    const int32_t* const blocks = p.block_table + s * p.block_table_stride;
-    for (int64_t i = first_key / p.block_size; i < end_block; ++i) {
-      check(blocks[i] > 0 && blocks[i] < p.num_blocks, op, "span ", s, " sees block ", blocks[i],
-            " at place ", i, " of its table; blocks are 1 to ", p.num_blocks - 1,
-            ", and 0 is the null block");
-    }
-  }
-}
-
-// Where each row's keys end: after the range that it is in, else after its own position.
-std::vector<int32_t> key_ends(const plait::AttentionProblem& p, const Tensor& ranges) {
-  constexpr const char* op = "paged_attention";
-  check_shape(ranges, {-1, 3}, op, "ranges", "[N, 3]");
-  check_type(ranges, ScalarType::Int, op, "ranges", "int32");
-  const int32_t* const range = dense_data<int32_t>(ranges, "ranges");
-  std::vector<int32_t> ends(static_cast<size_t>(p.query_start[p.num_spans]));
-  for (int64_t s = 0; s < p.num_spans; ++s) {
-    const int32_t past = p.seq_lens[s] - p.query_start[s + 1];  // from a row to its position
-    for (int32_t row = p.query_start[s]; row < p.query_start[s + 1]; ++row) {
-      ends[static_cast<size_t>(row)] = row + past + 1;
-    }
-  }
-  int32_t last_span = -1;
-  int32_t last_end = 0;
-  for (int64_t i = 0; i < ranges.size(0); ++i) {
-    const int32_t span = range[3 * i], start = range[3 * i + 1], end = range[3 * i + 2];
-    check(span >= last_span && span >= 0 && span < p.num_spans, op, "range ", i, " is of span ",
-          span, " of ", p.num_spans, ", or out of order");
-    check(start < end && start >= (span == last_span ? last_end : 0) && end <= p.seq_lens[span], op,
-          "range ", i, ", ", start, " to ", end, ", must lie apart from the one before it and ",
-          "within the ", p.seq_lens[span], " tokens of its span");
-    const int32_t past = p.seq_lens[span] - p.query_start[span + 1];
-    for (int32_t row = std::max(p.query_start[span], start - past); row + past < end; ++row) {
-      ends[static_cast<size_t>(row)] = end;
-    }
-    last_span = span;
-    last_end = end;
-  }
-  return ends;
-}
-
 void run_workers(int64_t count, const std::function<void(int64_t)>& body) {
   torch::stable::parallel_for(0, count, 1, [&body](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) body(i);
@@ -263,10 +201,12 @@ Tensor paged_attention(const Tensor& query, const Tensor& pages, int64_t layer,
     check_type(*sinks, ScalarType::Float, op, "sinks", "float32");
     p.sinks = dense_data<float>(*sinks, "sinks");
   }
-  check_spans(p, query.size(0), block_table.size(1));
+  plait::check_spans(p, query.size(0), block_table.size(1), op);
   std::vector<int32_t> ends;
   if (ranges.has_value() && ranges->size(0) > 0) {
-    ends = key_ends(p, *ranges);
+    check_shape(*ranges, {-1, 3}, op, "ranges", "[N, 3]");
+    check_type(*ranges, ScalarType::Int, op, "ranges", "int32");
+    plait::find_key_ends(p, dense_data<int32_t>(*ranges, "ranges"), ranges->size(0), op, ends);
     p.key_ends = ends.data();
   }
 

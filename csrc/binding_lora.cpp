@@ -4,11 +4,10 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <bit>
 #include <vector>
 
 #include "cpu_features.h"
-#include "lora.h"
+#include "lora_segments.h"
 
 namespace {
 
@@ -39,75 +38,6 @@ void parallel_for(size_t count, size_t grain, const plait::Body& body) {
                               });
 }
 
-// A row of `segments`.
-struct SegmentRow {
-  int64_t start;
-  int64_t end;
-  int64_t weights;  // addresses
-  int64_t table;
-  int64_t num_leaves;
-  int64_t table_size;
-  int64_t type;  // 0: fp32, 1: bf16
-  int64_t scale;
-};
-constexpr int64_t kRowFields = sizeof(SegmentRow) / sizeof(int64_t);
-constexpr int64_t kLeafFields = sizeof(plait::LoraLeaf) / sizeof(int64_t);
-constexpr int64_t kPartFields = sizeof(plait::LoraPart) / sizeof(int64_t);
-
-template <class T>
-T* at_address(int64_t address) {
-  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
-}
-
-void check_leaf(const SegmentRow& row, const plait::LoraLeaf& leaf, const plait::LoraPart* parts,
-                int64_t inputs, int64_t outputs) {
-  STD_TORCH_CHECK(inputs < 0 || leaf.inputs == inputs, "plait::lora_: x has ", inputs,
-                  " columns, the adapter takes ", leaf.inputs);
-  const int64_t end = leaf.first_part + leaf.num_parts;
-  STD_TORCH_CHECK(
-      leaf.first_part >= 0 && row.num_leaves * kLeafFields + end * kPartFields <= row.table_size,
-      "plait::lora_: an adapter's table is too short");
-  int64_t ranks = 0;
-  for (int64_t p = 0; p < leaf.num_parts; ++p) {
-    STD_TORCH_CHECK(parts[p].start >= 0 && parts[p].start + parts[p].outputs <= outputs,
-                    "plait::lora_: outputs ", parts[p].start, " to ",
-                    parts[p].start + parts[p].outputs, " are not inside the leaf's ", outputs);
-    ranks += parts[p].rank;
-  }
-  STD_TORCH_CHECK(ranks == leaf.ranks, "plait::lora_: an adapter's table is not consistent");
-}
-
-// Those that change the leaf.
-void find_segments(const Tensor& segments, int64_t leaf, int64_t rows, int64_t inputs,
-                   int64_t outputs, std::vector<plait::LoraSegment>& found) {
-  STD_TORCH_CHECK(segments.dim() == 2 && segments.size(1) == kRowFields &&
-                      segments.is_contiguous() && segments.scalar_type() == ScalarType::Long,
-                  "plait::lora_: segments must be int64 [S, ", kRowFields, "] and dense");
-  const auto* row = static_cast<const SegmentRow*>(segments.const_data_ptr());
-  int64_t before_start = 0;
-  int64_t before_end = 0;
-  for (const auto* end = row + segments.size(0); row != end; ++row) {
-    const bool is_same = row->start == before_start && row->end == before_end;
-    STD_TORCH_CHECK((is_same || row->start >= before_end) && row->start <= row->end,
-                    "plait::lora_: segments are not in the order of rows");
-    STD_TORCH_CHECK(row->end <= rows, "plait::lora_: out has ", rows, " rows, a segment ends at ",
-                    row->end);
-    STD_TORCH_CHECK(leaf >= 0 && leaf < row->num_leaves, "plait::lora_: there is no leaf ", leaf);
-    before_start = row->start;
-    before_end = row->end;
-    const auto* leaves = at_address<const plait::LoraLeaf>(row->table);
-    if (leaves[leaf].num_parts == 0 || row->start == row->end) continue;
-    const plait::LoraPart* parts =
-        reinterpret_cast<const plait::LoraPart*>(leaves + row->num_leaves) +
-        leaves[leaf].first_part;
-    check_leaf(*row, leaves[leaf], parts, inputs, outputs);
-    found.push_back({static_cast<size_t>(row->start), static_cast<size_t>(row->end),
-                     at_address<const char>(row->weights),
-                     row->type == 0 ? plait::Element::kFloat32 : plait::Element::kBfloat16,
-                     leaves[leaf], parts, std::bit_cast<double>(row->scale)});
-  }
-}
-
 void check_out(const Tensor& out) {
   STD_TORCH_CHECK(out.dim() == 2, "plait::lora_: out must be [T, N]");
   STD_TORCH_CHECK(out.size(0) <= 1 || out.stride(0) >= out.size(1),
@@ -121,9 +51,14 @@ void run(Tensor& out, const Tensor& input, const Tensor& segments, int64_t leaf,
   check_out(out);
   STD_TORCH_CHECK(input.size(0) == out.size(0), "plait::lora_: out has ", out.size(0),
                   " rows, the input ", input.size(0));
+  STD_TORCH_CHECK(segments.dim() == 2 && segments.size(1) == plait::kLoraSegmentFields &&
+                      segments.is_contiguous() && segments.scalar_type() == ScalarType::Long,
+                  "plait::lora_: segments must be int64 [S, ", plait::kLoraSegmentFields,
+                  "] and dense");
+  const plait::LoraTable table{static_cast<const int64_t*>(segments.const_data_ptr()),
+                               segments.size(0)};
   thread_local std::vector<plait::LoraSegment> found;
-  found.clear();
-  find_segments(segments, leaf, out.size(0), inputs, out.size(1), found);
+  plait::find_lora_segments(table, leaf, out.size(0), inputs, out.size(1), found);
   if (args.x == nullptr) {
     for (const plait::LoraSegment& segment : found) {
       for (size_t row = segment.start; row < segment.end; ++row) {

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from plait.platform.model.native.instructions import Program
+from plait.platform.errors import InternalError
+from plait.platform.model.native.encoding import encode
+from plait.platform.model.native.instructions import CallOp, Program
 from plait.platform.model.native.step import StepInputs
+from plait.platform.ops._load import load_library
+
+SPIN_US = 60  # that a thread waits for work before it sleeps
+ROW_CLASSES = ("1", "2-8", "9-32", "33+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,16 +25,16 @@ class PhaseCount:
     """What one kind of instruction took since the counters were last reset."""
 
     phase: str  # "qkv_proj", "attention", "rms_norm", …: the names of linears without layers
-    rows: str  # of a step: "1", "2-8", "9-32", "33+"
+    rows: str  # of a step, one of ROW_CLASSES
     calls: int
     nanoseconds: int
-    weight_bytes: int  # read, of weights or of K and V
+    num_bytes: int  # read, of weights or of K and V
     operations: int  # two for a multiply-add
 
     @property
     def gb_per_s(self) -> float:
         """10⁹ bytes a second."""
-        return self.weight_bytes / max(1, self.nanoseconds)
+        return self.num_bytes / max(1, self.nanoseconds)
 
     @property
     def gop_per_s(self) -> float:
@@ -44,6 +52,7 @@ class Runner:
         dtype: torch.dtype,
         num_threads: int,
         pin: Sequence[int] | None = None,
+        spin_us: int = SPIN_US,
     ) -> None:
         """Check and encode `program`.
 
@@ -51,32 +60,107 @@ class Runner:
             program: Its tensors are kept alive, not copied.
             dtype: Of the registers and the pages, fp32 or bf16.
             num_threads: That compute, the caller's among them.
-            pin: The core of each thread, the caller's first; None: wherever the system puts them.
+            pin: The core of each thread, the caller's first (bound in its first step); None:
+                wherever the system puts them.
+            spin_us: How long an idle thread spins before it sleeps.
 
         Raises:
             RuntimeError: Registers, shapes or dtypes do not fit each other; the message names the
                 instruction.
         """
-        raise NotImplementedError
+        load_library()
+        encoded = encode(program)
+        self._widths = program.widths
+        self._phases = (*encoded.phases, "lora")
+        self._calls = [(i, op) for i, op in enumerate(program.code) if isinstance(op, CallOp)]
+        self._end = len(program.code)
+        self._handle: int = torch.ops.plait.program_new(
+            encoded.code,
+            encoded.tensors,
+            "".join(f"{name}\n" for name in encoded.names),
+            list(program.widths),
+            program.output,
+            dtype,
+            num_threads,
+            list(pin or ()),
+            spin_us,
+        )
+        self._step: Callable[..., tuple[Tensor, Tensor]] = torch.ops.plait.program_step.default
+        self._free = weakref.finalize(self, torch.ops.plait.program_free.default, self._handle)
 
     def run(self, rows: Tensor, step: StepInputs) -> Tensor:
-        """Hidden rows `[T, D]` for embedded `rows` `[T, D]`, which stay as they are."""
-        raise NotImplementedError
+        """Hidden rows `[T, D]` for embedded `rows` `[T, D]`, which stay as they are.
+
+        K and V of the rows are written.
+
+        Raises:
+            RuntimeError: The step does not fit the program, or itself; nothing has been written.
+        """
+        return self._run(rows, step, ())[0]
 
     def run_tapped(
         self, rows: Tensor, step: StepInputs, taps: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
         """`run`, and beside its rows those after so many layers, `[T, len(taps) * D]`."""
-        raise NotImplementedError
+        return self._run(rows, step, taps)
 
-    def counters(self) -> list[PhaseCount]:
-        """What the steps took so far, by kind of instruction; those that never ran are left out."""
-        raise NotImplementedError
+    def _run(self, rows: Tensor, step: StepInputs, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        first_call = self._calls[0][0] if self._calls else self._end
+        outputs = self._step(
+            self._handle,
+            rows,
+            step.positions,
+            step.query_start,
+            step.seq_lens,
+            [group.pages for group in step.groups],
+            [group.slot_mapping for group in step.groups],
+            [group.block_table for group in step.groups],
+            step.ranges,
+            None if step.lora is None else step.lora.table,
+            step.embeds,
+            step.image_rows,
+            taps,
+            first_call,
+        )
+        ends = [place for place, _ in self._calls[1:]] + [self._end]
+        for (place, call), end in zip(self._calls, ends, strict=False):
+            self._call(call, rows)
+            torch.ops.plait.program_resume(self._handle, place + 1, end)
+        return outputs
 
-    def reset_counters(self) -> None:
-        """Start counting anew."""
-        raise NotImplementedError
+    def _call(self, call: CallOp, rows: Tensor) -> None:
+        """Let torch compute one instruction, over a copy of its input."""
+        given = rows.new_empty((len(rows), self._widths[call.input]))
+        torch.ops.plait.program_read(self._handle, call.input, given)
+        module: Any = call.module
+        found: Tensor = module(given)
+        if found.shape != (len(rows), self._widths[call.output]) or found.dtype != rows.dtype:
+            raise InternalError(f"{call.name} gave {list(found.shape)} of {found.dtype}")
+        torch.ops.plait.program_write(self._handle, call.output, found.contiguous())
+
+    def counters(self, *, reset: bool = False) -> list[PhaseCount]:
+        """What the steps took so far, by kind of instruction; those that never ran are left out.
+
+        What adapters took is the phase "lora", and not part of the linears that they change.
+        """
+        counts = torch.empty((len(self._phases), len(ROW_CLASSES), 4), dtype=torch.int64)
+        torch.ops.plait.program_counters(self._handle, counts, reset)
+        return [
+            PhaseCount(
+                phase=phase,
+                rows=rows,
+                calls=calls,
+                nanoseconds=nanoseconds,
+                num_bytes=num_bytes,
+                operations=operations,
+            )
+            for phase, classes in zip(self._phases, counts.tolist(), strict=True)
+            for rows, (calls, nanoseconds, num_bytes, operations) in zip(
+                ROW_CLASSES, classes, strict=True
+            )
+            if calls
+        ]
 
     def close(self) -> None:
         """Free registers and threads; also done when the object goes. Twice is once."""
-        raise NotImplementedError
+        self._free()

@@ -1,0 +1,31 @@
+// The kernels that a program runs by, for one instruction set. No torch in here.
+
+#pragma once
+
+#include "activation.h"
+#include "cpu_features.h"
+#include "gated_activation.h"
+#include "layer_norm.h"
+#include "linear.h"
+#include "lora.h"
+#include "residual.h"
+#include "rms_norm.h"
+#include "rope.h"
+
+namespace plait {
+
+struct ProgramKernels {
+  CpuIsa isa;  // for paged_attention, which chooses by itself
+  LinearKernels linear;
+  LoraKernels lora;
+  RmsNormKernel rms_norm;
+  LayerNormKernel layer_norm;
+  RopeKernel rope;
+  GatedActivationKernel gated_activation;
+  void (*activation)(const ActivationArgs& args, size_t begin, size_t end);
+  ResidualKernels residual;
+};
+
+ProgramKernels program_kernels(CpuIsa isa);
+
+}  // namespace plait
