@@ -53,9 +53,9 @@ def _write_card(name: str, right: dict[str, int], count: int) -> None:
     (folder / "README.md").write_text(
         f"""# {name}: {TITLES[name]}
 
-A LoRA adapter (rank {config["r"]}, all linear layers, PEFT's format) of SmolLM2-135M-Instruct, trained
-by `examples/training/train_adapter.py {name}` on examples that `tasks/{name}.py` beside it makes
-from lists of words: no data from elsewhere. Answers alone are learned, in one pass, by AdamW.
+A LoRA adapter of SmolLM2-135M-Instruct (rank {config["r"]}, all linear layers, PEFT's format). It
+is trained by `examples/training/train_adapter.py {name}` on examples that `tasks/{name}.py` beside
+it makes from lists of words: no data from elsewhere. Answers alone are learned once, by AdamW.
 
 Measured by `examples/training/evaluate.py {name}`, greedy, as served, on {count}
 examples of words and phrasings that training never saw: {share[name]}, the base
