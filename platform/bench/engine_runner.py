@@ -42,14 +42,25 @@ class EngineRunner:
         """Exactly `output_tokens` each."""
         requests = self._requests(prompts, output_tokens)
         clock = StepClock(len(prompts), sum(map(len, prompts)), time.perf_counter())
-        for index, count, now_s in self._answer(requests):
-            clock.tokens(index, count, now_s)
+        for tokens in self._answer(requests):
+            now_s = time.perf_counter()
+            for index, ids in tokens:
+                clock.tokens(index, len(ids), now_s)
         return clock.timing()
 
     def token_times(self, prompt: Sequence[int], output_tokens: int) -> list[float]:
         """Moments (perf_counter) of every token of one answer."""
-        requests = self._requests([prompt], output_tokens)
-        return [now_s for _, count, now_s in self._answer(requests) for _ in range(count)]
+        times: list[float] = []
+        for tokens in self.steps([prompt], output_tokens):
+            now_s = time.perf_counter()
+            times += [now_s for _, ids in tokens for _ in ids]
+        return times
+
+    def steps(
+        self, prompts: Sequence[Sequence[int]], output_tokens: int
+    ) -> Iterator[list[tuple[int, list[int]]]]:
+        """(prompt's number, token ids) that each step gives, while it is newest."""
+        return self._answer(self._requests(prompts, output_tokens))
 
     def _requests(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[Request]:
         self._num_runs += 1
@@ -72,15 +83,13 @@ class EngineRunner:
         found = self._adapters
         return [(found[index % len(found)], 1.0)] if found else []
 
-    def _answer(self, requests: Sequence[Request]) -> Iterator[tuple[int, int, float]]:
-        """(request, number of tokens, moment) of everything that the steps produce."""
+    def _answer(self, requests: Sequence[Request]) -> Iterator[list[tuple[int, list[int]]]]:
         numbers = {request.request_id: number for number, request in enumerate(requests)}
         for request in requests:
             self._engine.add(request)
         while self._engine.has_unfinished:
             events = self._engine.step()
-            now_s = time.perf_counter()
             for event in events:
                 if event.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
                     raise InternalError(f"a measured request ended early: {event.error}")
-                yield numbers[event.request_id], len(event.token_ids), now_s
+            yield [(numbers[event.request_id], list(event.token_ids)) for event in events]

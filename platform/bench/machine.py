@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -37,13 +38,22 @@ def facts() -> dict[str, Any]:
     import torch
 
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "threads": torch.get_num_threads(),
         "read_gb_per_s": round(read_bandwidth(), 1),
         "python": platform.python_version(),
-        "versions": {n: importlib.metadata.version(n) for n in ("plait", "torch", "transformers")},
+        "versions": versions("plait", "torch", "transformers"),
     }
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Of those that are installed."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def read_bandwidth(megabytes: int = 256) -> float:
@@ -59,7 +69,8 @@ def read_bandwidth(megabytes: int = 256) -> float:
     return data.numel() * 4 / best / 1e9
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The processor's name, as the system has it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -35,7 +35,8 @@ def random_token_prompts(
 ) -> list[list[int]]:
     """Prompts of random token ids, without those in `avoid` (end tokens)."""
     rng = random.Random(seed)
-    allowed = [token for token in range(vocab_size) if token not in set(avoid)]
+    avoided = set(avoid)
+    allowed = [token for token in range(vocab_size) if token not in avoided]
     return [rng.choices(allowed, k=shape.input_tokens) for _ in range(shape.batch_size)]
 
 

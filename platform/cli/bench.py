@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from plait.platform.cli import table
+from plait.platform.cli import bench_compare, table
 from plait.platform.cli.command import EPILOG, with_flags
 from plait.platform.cli.settings import engine_options
 from plait.platform.cli.sources import Resolved
@@ -25,6 +25,9 @@ app = typer.Typer(
     help="Measure throughput and latency in this process, or a load on a server.",
     no_args_is_help=True,
 )
+
+app.command(epilog=EPILOG)(with_flags(table.COMPARE, table.KNOWN)(bench_compare.compare))
+app.command(epilog=EPILOG)(with_flags(table.PEERS, table.KNOWN)(bench_compare.peers))
 
 
 @app.command(epilog=EPILOG)

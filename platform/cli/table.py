@@ -82,6 +82,17 @@ class Batches:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Comparing:
+    """What `plait bench compare` and `plait bench peers` add."""
+
+    engines: tuple[str, ...] = ()
+    peers_dir: str = "build/peers"
+    bench_dir: str = "build/bench"
+    pages: str | None = None
+    install: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """What `plait bench serve` adds."""
 
@@ -127,6 +138,10 @@ def _answer(field: str, help: str, **more: Any) -> Flag:  # noqa: A002
 
 def _measure(field: str, help: str, **more: Any) -> Flag:  # noqa: A002
     return _flag(Measuring, "Measurement", field, help, **more)
+
+
+def _compare(field: str, help: str, **more: Any) -> Flag:  # noqa: A002
+    return _flag(Comparing, "Comparison", field, help, **more)
 
 
 def _load(field: str, help: str, **more: Any) -> Flag:  # noqa: A002
@@ -411,6 +426,21 @@ BATCHES = (
         "Run with and without drafts, in turns, on random prompts and on some to copy from.",
     ),
 )
+COMPARING = (
+    _compare(
+        "engines",
+        "Engine, or engine-weights (llama.cpp, plait-int8). Repeatable. Default: all there are.",
+        name="engine",
+        metavar="NAME",
+    ),
+    _compare("peers_dir", "Folder of the others' environments.", metavar="DIR"),
+    _compare("bench_dir", "Folder for the model in other precisions, and logs.", metavar="DIR"),
+    _compare("pages", "Folder for a page and a plot of the results.", metavar="DIR"),
+)
+PEERS = (
+    next(flag for flag in COMPARING if flag.field == "peers_dir"),
+    _compare("install", "Peer to install, into an environment of its own. Repeatable."),
+)
 LOAD = (
     _load("url", "Server to measure.", metavar="URL"),
     _load("model", "Its model. Default: the first it lists."),
@@ -460,8 +490,18 @@ ADMIN = (
 )
 BENCH = (*ENGINE, *CORES, *MEASURING)
 THROUGHPUT = (*BATCHES, *BENCH, *ADAPTER_MEMORY, *SPECULATION)
+COMPARE = (
+    *(flag for flag in MODEL if flag.field == "model"),
+    *BATCHES[:1],
+    *COMPARING,
+    *CORES,
+    *(flag for flag in MEASURING if flag.field not in ("warm_up", "prompt_file")),
+)
 BENCH_SERVE = (*LOAD, *MEASURING)
 # What an environment variable or a line of a file may set, whichever command reads it.
 KNOWN = tuple(
-    {flag.key: flag for flag in (*THROUGHPUT, *BENCH_SERVE, *ADMIN, *CHAT, *SERVE)}.values()
+    {
+        flag.key: flag
+        for flag in (*THROUGHPUT, *COMPARE, *PEERS, *BENCH_SERVE, *ADMIN, *CHAT, *SERVE)
+    }.values()
 )
