@@ -25,6 +25,7 @@ class Peer:
     size: str  # what it takes on disk, for people
     note: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)  # for its build
+    unwanted: tuple[str, ...] = ()  # packages it drags in that do not fit, and does not need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,7 @@ PEERS = (
         import_name="vllm",
         size="700 MB to download, 2.5 GB installed",
         note="brings its own torch",
+        unwanted=("torchvision", "torchaudio", "torchcodec"),  # built for CUDA's torch
     ),
 )
 

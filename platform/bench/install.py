@@ -32,17 +32,23 @@ def install(peer: Peer, folder: Path, tell: Callable[[str], None]) -> None:
     if peer.note:
         tell(f"{peer.name}: {peer.note}")
     venv.create(home, with_pip=True, symlinks=os.name != "nt")
-    command = [
-        *(str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"),
-        *("install", "--no-input", *peer.packages),
-    ]
-    # What pip says goes beside our own messages: standard output is for results.
-    done = subprocess.run(
-        command, env=os.environ | dict(peer.environment), stdout=sys.stderr, check=False
-    )
-    if done.returncode != 0 or python_of(peer.name, folder) is None:
+    done = _pip(home, peer, "install", *peer.packages)
+    if done == 0 and peer.unwanted:
+        done = _pip(home, peer, "uninstall", "--yes", *peer.unwanted)
+    if done != 0 or python_of(peer.name, folder) is None:
         raise ConfigError(
             f"pip could not install {peer.name} (its messages are above): delete {home} and try "
             "again, or compare without it",
             param="install",
         )
+
+
+def _pip(home: Path, peer: Peer, command: str, *arguments: str) -> int:
+    """Run the environment's own; what it says goes to our messages, not among our results."""
+    pip = [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    return subprocess.run(
+        [*pip, command, "--no-input", *arguments],
+        env=os.environ | dict(peer.environment),
+        stdout=sys.stderr,
+        check=False,
+    ).returncode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -76,7 +77,8 @@ class WorkerProcess:
     def close(self) -> None:
         """End it. Twice is once."""
         for pipe in _pipes(self._process):
-            pipe.close()
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
