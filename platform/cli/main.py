@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import typer
 
-from plait.platform.cli import adapters, bench, chat, check, complete, schema, serve, table, version
+from plait.platform.cli import (
+    adapters,
+    bench,
+    chat,
+    check,
+    complete,
+    doctor,
+    schema,
+    serve,
+    table,
+    version,
+)
 from plait.platform.cli.command import EPILOG, OneAdapterEach, with_flags
 
 app = typer.Typer(
@@ -22,4 +33,5 @@ app.command(epilog=EPILOG)(with_flags(table.CHECK, table.KNOWN)(check.check))
 app.add_typer(bench.app, name="bench")
 app.add_typer(schema.app, name="schema")
 app.add_typer(adapters.app, name="adapters")
+app.command()(doctor.doctor)
 app.command()(version.version)
