@@ -78,7 +78,9 @@ def kernels(root: Path = ROOT) -> list[Finding]:
     more = sorted(system_facts.instructions(root).intersection(_WIDE))
     said = f"for {isa}" + (f"; the processor also has {', '.join(more)}" if more else "")
     wish = os.environ.get("PLAIT_CPU_ISA")
-    advice = f"PLAIT_CPU_ISA={wish} chose them: unset it for the best there are" if wish else None
+    advice: str | None = None
+    if wish:
+        advice = f"PLAIT_CPU_ISA={wish} chose them: unset it for the best there are"
     if isa == "generic":
         advice = advice or "this processor has no AVX2: expect a tenth of the usual speed"
     return [*found, Finding(subject="kernels", said=said, advice=advice)]
