@@ -44,6 +44,8 @@ from plait.platform.model.taps import decoder_layers
 from plait.platform.ops.gated_activation import Activation
 from plait.platform.ops.linear import PackedWeight
 
+_PLACEHOLDERS: dict[torch.dtype, Tensor] = {}  # of rows, where only their dtype is asked for
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
@@ -315,7 +317,7 @@ class DecoderTracer:
         if isinstance(value, tuple):
             return tuple(self._without_rows(part) for part in value)
         if isinstance(value, Tensor) and value.is_floating_point():
-            return torch.zeros((1, 1, 1), dtype=value.dtype)
+            return _PLACEHOLDERS.setdefault(value.dtype, torch.zeros((1, 1, 1), dtype=value.dtype))
         return value
 
     def _attend(

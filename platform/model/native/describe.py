@@ -103,7 +103,9 @@ def _line(op: Instruction) -> str:
         size = f"{op.weight.in_features} → {op.weight.out_features}"
         return f"r{op.output} = {name}(r{op.input}){bias}  [{size}]"
     text = _text(op)
-    return f"r{op.output} = {text}" if hasattr(op, "input") and not isinstance(op, AddOp) else text
+    if isinstance(op, HeadNormOp | RopeOp | AttentionOp | AddOp | ScaleOp | AddEmbedsOp | TapOp):
+        return text  # what changes something in place says itself what
+    return f"r{op.output} = {text}"
 
 
 def _text(op: Any) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from plait.platform.ops.gated_activation import Activation
 from plait.platform.ops.linear import PackedWeight
+from plait.platform.ops.quantized_weight import PackedQuantized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,7 +36,7 @@ class LinearOp:
 
     output: int
     input: int
-    weight: PackedWeight
+    weight: PackedWeight | PackedQuantized
     bias: Tensor | None = None
     leaf: int = -1  # among the leaves that adapters change; -1: they cannot
     name: str = ""  # for people

@@ -92,7 +92,7 @@ class Replay:
         return value
 
     def form(self) -> tuple[Any, ...]:
-        """What it computes from the input "x": equal for equal functions of equal tensors."""
+        """What it computes from what: equal for equal functions of the same tensors."""
         return ("replay", self._form(self._result, {}))
 
     def _form(self, value: Any, known: dict[int, Any]) -> Any:
@@ -107,13 +107,13 @@ class Replay:
         return repr(value)
 
     def _tensor_form(self, tensor: Tensor, known: dict[int, Any]) -> Any:
-        if self._inputs.get(id(tensor)) == "x":
-            return "x"
+        if id(tensor) in self._inputs:
+            return self._inputs[id(tensor)]
         node = self._recorded.get(id(tensor))
-        if node is None or not self._takes_x(tensor):
+        if node is None:
             return id(tensor)
         args, kwargs = self._form(node.args, known), self._form(node.kwargs, known)
-        return (node.name, node.index, args, kwargs)
+        return (node.function, node.index, args, kwargs)
 
     def _takes_x(self, tensor: Tensor) -> bool:
         if self._inputs.get(id(tensor)) == "x":
