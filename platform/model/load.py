@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from plait.platform.model.gguf_header import read_header
 from plait.platform.model.native.describe import describe
 from plait.platform.model.native.executor import NativeExecutor, make_native
 from plait.platform.model.native.lowering import lower
-from plait.platform.model.native.reference import ReferenceRunner
+from plait.platform.model.native.runner import Runner
 from plait.platform.model.native.trace import NotLowered
 from plait.platform.model.recipe import check_wishes
 from plait.platform.model.rope import RopeFacts, rope_facts
@@ -92,12 +93,16 @@ def _executor(
     options: Options, skeleton: Skeleton, torch_executor: TorchExecutor
 ) -> TorchExecutor | NativeExecutor:
     """The native executor where the model can be lowered, else torch's with a note of why."""
-    if options.executor != "native":
+    if options.executor == "torch":
         return torch_executor
-    threads, pin = num_threads(options), pinned_cores(options)
-    del threads, pin
+    make_runner = partial(
+        Runner,
+        dtype=skeleton.model.config.dtype,
+        num_threads=num_threads(options),
+        pin=pinned_cores(options),
+    )
     try:
-        return make_native(skeleton, torch_executor, ReferenceRunner)
+        return make_native(skeleton, torch_executor, make_runner)
     except NotLowered as error:
         if options.executor == "native":
             raise _cannot_lower(torch_executor.model.name, error) from error

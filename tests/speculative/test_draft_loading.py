@@ -145,6 +145,6 @@ def test_the_pages_of_both_models_fit_the_one_budget(checkpoint: Checkpoint) -> 
     assert both.fit.kv_bytes <= 4 << 20
     num_tokens = alone.fit.cache.num_tokens
     assert both.fit.cache.num_tokens == pytest.approx(num_tokens / 2, rel=0.05)
-    pages = [group.pages.nbytes for group in both.draft.executor._step.groups]
+    pages = [pages.nbytes for pages in both.draft.executor.pages]
     target = sum(g.num_blocks * g.bytes_per_block(4, 4) for g in both.fit.cache.groups)
     assert sum(pages) + target == both.fit.kv_bytes

@@ -18,6 +18,8 @@ from plait.platform.core import AdapterUse, ImageItem
 from plait.platform.model.executor import TorchExecutor
 from plait.platform.model.native.lowering import Lowered, lower
 from plait.platform.model.native.proof import Agreement, prove
+from plait.platform.model.native.trace import NotLowered
+from plait.platform.ops._native import has_kernels
 
 if TYPE_CHECKING:
     from plait.platform.model.build import Skeleton
@@ -103,6 +105,11 @@ class NativeExecutor:
         return self._torch.adapter_bytes(adapter)
 
     @property
+    def pages(self) -> list[Tensor]:
+        """The page tensors of every group, empty before `allocate`."""
+        return self._torch.pages
+
+    @property
     def placed_bytes(self) -> int:
         """Bytes of all placed adapters."""
         return self._torch.placed_bytes
@@ -127,8 +134,14 @@ def make_native(
 
     Raises `NotLowered` with the place and the reason.
     """
+    if not has_kernels():
+        raise NotLowered("the compiled kernels are missing")
     lowered = lower(skeleton, torch_executor.kv_groups, num_positions=torch_executor.num_positions)
-    native = NativeExecutor(torch_executor, lowered, make_runner(lowered.program))
+    try:
+        runner = make_runner(lowered.program)
+    except RuntimeError as error:
+        raise NotLowered(f"the program does not fit its kernels: {error}") from error
+    native = NativeExecutor(torch_executor, lowered, runner)
     native.agreement = prove(torch_executor, native)
     torch_executor.release()
     return native
