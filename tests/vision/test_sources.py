@@ -12,7 +12,7 @@ from plait.platform.errors import BadRequest, ImageTooLarge, InvalidImage, Plait
 from plait.vision.limits import ImageLimits
 from plait.vision.parts import PartReader
 from plait.vision.preparation import ImagePreparation
-from plait.vision.sources import DataUrl, WebUrl, read_data_url, read_local, read_url
+from plait.vision.sources import DataUrl, WebUrl, read_data_url, read_url
 
 LIMITS = ImageLimits()
 PNG = encoded(picture(4, 3))
