@@ -40,6 +40,7 @@ from plait.platform.llm_structured import (
 )
 from plait.platform.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from plait.platform.start import start_engine
+from plait.vision.early import check_family
 
 if TYPE_CHECKING:
     from plait.adapters.info import AdapterInfo
@@ -73,7 +74,9 @@ class LLM:
         adapters: Mapping[str, str | os.PathLike[str]] | None = None,
         **options: Any,
     ) -> None:
-        started = start_engine(_options(model, options))
+        settings = _options(model, options)
+        check_family(settings)
+        started = start_engine(settings)
         self.config = started.engine.config
         self.tokenizer = started.tokenizer
         self._engine = started.engine

@@ -34,7 +34,7 @@ from plait.vision.limits import MIB, amount
 from plait.vision.parts import takes_images
 from plait.vision.placing import PlacedImages, ProcessedImage, place
 from plait.vision.preparation import all_of
-from plait.vision.recipes import NEEDS_TORCHVISION, Recipe, recipe_of
+from plait.vision.recipes import Recipe, recipe_of
 from plait.vision.shared_work import SharedWork
 
 if TYPE_CHECKING:
@@ -99,8 +99,6 @@ class ImageProcessor:
         images cannot be processed.
         """
         family = vision.family
-        if family in NEEDS_TORCHVISION:
-            raise _unsupported(family, "transformers processes them by torchvision alone")
         config = read_json(directory, "config.json")
         recipe = recipe_of(config)
         if recipe is None:

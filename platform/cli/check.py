@@ -34,7 +34,7 @@ def check(
     from plait.platform.model import check_model
 
     options = engine_options(flags)
-    report = check_model(options)
+    report = _with_images(options, check_model(options))
     fit, why_not = _fit(options, report) if report.servable else (None, report.reason)
     if as_json:
         typer.echo(json.dumps(_as_data(report, fit, why_not), indent=2))
@@ -42,6 +42,22 @@ def check(
         _print(options, report, fit, why_not)
     if fit is None:
         raise typer.Exit(FAILED)
+
+
+def _with_images(options: Options, report: SupportReport) -> SupportReport:
+    """The report, which is of the model alone, with what becomes of its images."""
+    from plait.platform.errors import PlaitError
+    from plait.platform.model.source import locate
+    from plait.vision.early import check_family, check_processor
+
+    if report.vision is None or not report.servable or options.encoder_cache_bytes == 0:
+        return report
+    try:
+        check_family(options)
+        check_processor(options, locate(options), report.vision)
+    except PlaitError as error:
+        return dataclasses.replace(report, servable=False, reason=error.message)
+    return report
 
 
 def _fit(options: Options, report: SupportReport) -> tuple[Fit | None, str | None]:
@@ -85,19 +101,18 @@ def _as_data(report: SupportReport, fit: Fit | None, why_not: str | None) -> dic
             "max_model_len": fit.scheduler.max_model_len,
             "kv_tokens": fit.cache.num_tokens,
             "kv_bytes": fit.kv_bytes,
-            "memory_bytes": report.weight_bytes + fit.kv_bytes,
+            "encoder_bytes": fit.encoder_bytes,
+            "memory_bytes": report.weight_bytes + fit.kv_bytes + fit.encoder_bytes,
             "arithmetic": list(fit.arithmetic),
         }
     return data
 
 
-def _images(report: SupportReport) -> str:
-    from plait.vision.recipes import NEEDS_TORCHVISION
-
+def _images(options: Options, report: SupportReport) -> str:
     if report.vision is None:
         return "none are taken"
-    if report.vision.family in NEEDS_TORCHVISION:
-        return "not served for this family; --encoder-cache-memory 0 serves its text alone"
+    if options.encoder_cache_bytes == 0:
+        return "refused, as --encoder-cache-memory 0 asks"
     return f"taken, as {report.vision.family}"
 
 
@@ -111,7 +126,7 @@ def _print(options: Options, report: SupportReport, fit: Fit | None, why_not: st
         ("context", f"{fit.scheduler.max_model_len:,} tokens"),
         ("KV cache", f"{fit.cache.num_tokens:,} tokens fit"),
         ("speculation", speculation(options)),
-        ("images", _images(report)),
+        ("images", _images(options, report)),
         ("adapters", f"can change {report.num_adapter_sites} places"),
         *(("memory", line) for line in fit.arithmetic),
         *(("program", line) for line in report.program),

@@ -22,7 +22,9 @@ class LocalAnswerer:
 
     def __init__(self, options: Options, adapter: str | None = None) -> None:
         adapters = {} if adapter is None else {_ADAPTER: adapter}
-        self._llm = LLM(**dataclasses.asdict(options), adapters=adapters)
+        # Conversations in a terminal are text: images of the model need not be served.
+        text = dataclasses.replace(options, encoder_cache_bytes=0)
+        self._llm = LLM(**dataclasses.asdict(text), adapters=adapters)
         self._adapter = None if adapter is None else _ADAPTER
 
     @property

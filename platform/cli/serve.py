@@ -113,7 +113,9 @@ async def _start(options: Options, console: Console) -> tuple[ProcessClient, Tok
     """Start the engine; load the tokenizer and the web framework while it loads weights."""
     from plait.platform.cli.banner import PhaseLog
     from plait.platform.server.process import ProcessClient
+    from plait.vision.early import check_family
 
+    await asyncio.to_thread(check_family, options)
     early = tokenizer_source(options)
     engine = asyncio.create_task(ProcessClient.start(options, on_phase=PhaseLog(console)))
     server = asyncio.create_task(asyncio.to_thread(_import_server, options))

@@ -460,7 +460,12 @@ LOAD = (
 
 ENGINE = (*MODEL, *MEMORY)
 # `plait check` reads no second model.
-CHECK = (*ENGINE, *(flag for flag in SPECULATION if flag.field != "draft_model"))
+CHECK = (
+    *ENGINE,
+    *ADAPTER_MEMORY,
+    *VISION_MEMORY,
+    *(flag for flag in SPECULATION if flag.field != "draft_model"),
+)
 SERVE = (
     *MODEL,
     *TEMPLATE,

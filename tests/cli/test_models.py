@@ -8,11 +8,14 @@ import sys
 
 import httpx
 import pytest
+from support.seeing import make_seeing_checkpoint
 from support.tiny_models import make_checkpoint, rewrite_config
 from support.tiny_vision import make_vision_checkpoint
 from typer.testing import CliRunner
 
+from plait import LLM
 from plait.platform.cli.main import app
+from plait.platform.errors import ModelUnsupported
 
 runner = CliRunner()
 PLAIT = (sys.executable, "-c", "from plait.platform.cli.main import app; app()")
@@ -49,16 +52,43 @@ def test_check_says_why_not(checkpoint, tmp_path):
     assert "KV" in report["reason"]
 
 
-@pytest.mark.parametrize(
-    ("family", "said"), [("qwen2_vl", "taken, as qwen2_vl"), ("cohere2_vision", "not served")]
-)
-def test_check_says_whether_images_are_taken(family, said, tmp_path):
-    make_vision_checkpoint(family, tmp_path)
-    result = runner.invoke(app, ["check", str(tmp_path), "--kv-cache-memory", "4MiB"])
+def check(directory, *flags):
+    return runner.invoke(app, ["check", str(directory), "--kv-cache-memory", "4MiB", *flags])
+
+
+def test_check_says_whether_images_are_taken_and_what_their_embeddings_may_take(tmp_path):
+    make_seeing_checkpoint("qwen2_vl", tmp_path)
+    result = check(tmp_path)
     assert result.exit_code == 0, result.output
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("  images")]
-    assert said in line
+    assert "taken, as qwen2_vl" in line
     assert "embeddings of images" in result.stdout
+    report = json.loads(check(tmp_path, "--json", "--encoder-cache-memory", "3MiB").stdout)
+    assert report["encoder_bytes"] == 3 << 20
+    parts = ("weight_bytes", "kv_bytes", "encoder_bytes")
+    assert report["memory_bytes"] == sum(report[part] for part in parts)
+    (tmp_path / "preprocessor_config.json").unlink()
+    result = check(tmp_path)
+    assert result.exit_code == 1
+    assert "has no image processor" in result.stdout
+    result = check(tmp_path, "--encoder-cache-memory", "0")
+    assert result.exit_code == 0
+    assert "refused, as --encoder-cache-memory 0 asks" in result.stdout
+
+
+def test_images_that_nothing_here_can_process_are_refused_before_weights(tmp_path, monkeypatch):
+    make_vision_checkpoint("cohere2_vision", tmp_path)
+    monkeypatch.setattr("plait.platform.llm.start_engine", None)
+    monkeypatch.setattr("plait.platform.server.process.ProcessClient.start", None)
+    why = "images of cohere2_vision are not served.*torchvision.*--encoder-cache-memory 0"
+    with pytest.raises(ModelUnsupported, match=why):
+        LLM(str(tmp_path))
+    result = check(tmp_path)
+    assert result.exit_code == 1
+    assert re.search(why, result.stdout)
+    result = runner.invoke(app, ["serve", str(tmp_path), "--port", "0"])
+    assert result.exit_code == 1
+    assert re.search(why, " ".join(result.stderr.split()))
 
 
 def test_check_refuses_an_architecture_by_name(tmp_path):

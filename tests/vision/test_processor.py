@@ -18,6 +18,7 @@ from PIL import Image
 from support.images import picture
 from support.tiny_processors import SPECS, make_processor_files, oracle_inputs, vision_info
 
+from plait.platform.config import Options
 from plait.platform.errors import (
     BadRequest,
     ContextLengthExceeded,
@@ -29,6 +30,7 @@ from plait.platform.model.families import FAMILIES as FAMILIES_OF_MODELS
 from plait.platform.model.families import family_of
 from plait.platform.tokenizer import Tokenizer
 from plait.vision.decode import DecodedImage
+from plait.vision.early import check_family
 from plait.vision.limits import ImageLimits
 from plait.vision.placing import PlacedImages
 from plait.vision.processor import ImageProcessor
@@ -277,9 +279,15 @@ def test_more_tokens_than_there_is_room_for_are_told_before_pixels_are_looked_at
 def test_what_cannot_be_processed_is_refused_by_family_at_load(root: Path, tmp_path: Path) -> None:
     _, tokenizer = loaded("qwen2_vl", root)
     info = vision_info("qwen2_vl", tokenizer)
-    for family in ("cohere2_vision", "lfm2_vl"):
+    for family in NEEDS_TORCHVISION:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+        with pytest.raises(ModelUnsupported, match=rf"images of {family} are not served: no proc"):
+            ImageProcessor.load(tmp_path, tokenizer, replace(info, family=family))
         with pytest.raises(ModelUnsupported, match=rf"images of {family} are not served.*torchvis"):
-            ImageProcessor.load(root / "qwen2_vl", tokenizer, replace(info, family=family))
+            check_family(Options(model=str(tmp_path)))
+        check_family(Options(model=str(tmp_path), encoder_cache_bytes=0))
+    check_family(Options(model=str(root / "qwen2_vl")))
+    check_family(Options(model=str(tmp_path / "not there")))
     with pytest.raises(ModelUnsupported, match="and the model wants token 70"):
         ImageProcessor.load(root / "qwen2_vl", tokenizer, replace(info, image_token_id=70))
     make_processor_files("llava", tmp_path)

@@ -58,7 +58,7 @@ def read_container(data: bytes) -> Container:
         found = _name(data)
         what = "it is empty" if not data else "no known format"
         raise InvalidImage(
-            f"a {found} file is not taken as an image: {_TAKEN}"
+            f"{found} is not taken as an image: {_TAKEN}"
             if found
             else f"this is no image ({what}): {_TAKEN}"
         )
