@@ -37,6 +37,7 @@ from plait.platform.model.native.instructions import (
 from plait.platform.ops.activation import Activation
 
 _ACTIVATIONS = get_args(Activation)  # in the order of the enum in csrc/gated_activation.h
+from plait.platform.ops.linear import PackedWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,6 +106,8 @@ def _columns(columns: Columns) -> list[int]:
 
 def _linear(op: LinearOp, tensors: _Tensors) -> list[int]:
     weight = op.weight
+    if not isinstance(weight, PackedWeight):
+        raise RuntimeError(f"{op.name}: quantised weights are not run by programs")
     sizes = [weight.in_features, weight.out_features]
     return [op.input, op.output, tensors(weight.tiles), *sizes, tensors(op.bias), op.leaf]
 
