@@ -35,9 +35,9 @@ from plait.platform.model.native.instructions import (
     TapOp,
 )
 from plait.platform.ops.activation import Activation
+from plait.platform.ops.linear import PackedWeight
 
 _ACTIVATIONS = get_args(Activation)  # in the order of the enum in csrc/gated_activation.h
-from plait.platform.ops.linear import PackedWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
