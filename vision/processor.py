@@ -179,6 +179,10 @@ class ImageProcessor:
                 raise _of(at[i] if at else None, i, error) from None
         return found
 
+    def make_anew(self, image: DecodedImage) -> ProcessedImage:
+        """One image alone, in this thread, whatever is kept: to measure what that takes."""
+        return self._asked(image, alone=True)[1]()
+
     def _asked(self, image: DecodedImage, alone: bool) -> tuple[str, Callable[[], ProcessedImage]]:
         """The key of what an image becomes, and what makes it."""
         tiled = alone or not self._recipe.tiles_one_alone

@@ -1,69 +1,93 @@
-"""Images a second of a model: preparing them (in threads of their own) and encoding them.
-
-python -m plait.platform.bench.images MODEL [--dtype bfloat16] [--size 1184x848 …] [--repeats 5]
-"""
+"""Images a second of a model: preparing them and encoding them, each in one thread."""
 
 from __future__ import annotations
 
-import argparse
-import sys
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.table import Column, Table
 
 from plait.platform.bench.stats import median
 from plait.platform.config import Options
+from plait.platform.errors import ConfigError
 
 if TYPE_CHECKING:
     from plait.vision.decode import DecodedImage
 
-_SIZES = ("1184x848", "2368x1696")  # of 1 and 4 megapixels
+SIZES = ("1184x848", "2368x1696")  # of 1 and 4 megapixels
+_SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 
 
-def main() -> int:
-    """Print one line for each size: medians of the calling thread's processor time."""
-    arguments = _arguments()
+def parse_size(text: str) -> tuple[int, int]:
+    """Width and height of `WIDTHxHEIGHT`. Raises `ConfigError`."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"--image-size {text} is no size: write 1184x848", param="image_sizes")
+    return int(found[1]), int(found[2])
+
+
+def measure(
+    options: Options, sizes: Sequence[tuple[int, int]], repeats: int
+) -> Iterator[dict[str, Any]]:
+    """Figures for each size: medians of the calling thread's processor seconds.
+
+    Raises `ConfigError` where the model takes no images, and what loading it raises.
+    """
     import torch
 
-    from plait.platform.model.load import load_model
+    from plait.platform.model import load_model
     from plait.platform.tokenizer import Tokenizer
     from plait.vision.placing import place
     from plait.vision.processor import ImageProcessor
 
     torch.set_num_threads(1)
-    options = Options(model=arguments.model, dtype=arguments.dtype)
     loaded = load_model(options)
     tokenizer = Tokenizer.load(loaded.tokenizer_source)
     processor = ImageProcessor.of_model(loaded.info, options, tokenizer)
     if processor is None:
-        sys.exit(f"{arguments.model} takes no images")
-    for size in arguments.size or _SIZES:
-        image = _picture(*(int(side) for side in size.split("x")))
-        made = processor.process_blocking([image])[0]
-        # What is kept would answer at once: the work itself is measured.
-        _, make = processor._asked(image, alone=True)
-        prepare_s = _time(make, arguments.repeats)
-        token_ids = tokenizer.encode(made.text, add_special_tokens=False)
-        items = place(token_ids, [made], processor.vision).items
-        encode_s = _time(partial(loaded.executor.encode, items, ()), arguments.repeats)
-        sys.stdout.write(
-            f"{size}: {made.num_embeds} embeddings; prepare {prepare_s * 1e3:.1f} ms "
-            f"({1 / prepare_s:.1f}/s), encode {encode_s * 1e3:.1f} ms ({1 / encode_s:.2f}/s)\n"
+        raise ConfigError(f"{loaded.info.name} takes no images: name a model that does")
+    try:
+        for width, height in sizes:
+            image = _picture(width, height)
+            (made,) = processor.process_blocking([image])
+            prepare_s = _time(partial(processor.make_anew, image), repeats)
+            ids = tokenizer.encode(made.text, add_special_tokens=False)
+            items = place(ids, [made], processor.vision).items
+            encode_s = _time(partial(loaded.executor.encode, items, ()), repeats)
+            yield {
+                "width": width,
+                "height": height,
+                "embeddings": made.num_embeds,
+                "prepare_ms": prepare_s * 1e3,
+                "encode_ms": encode_s * 1e3,
+            }
+    finally:
+        processor.close()
+
+
+def table(results: Sequence[dict[str, Any]]) -> Table:
+    """One row for each size."""
+    shown = Table(
+        "image",
+        *(
+            Column(title, justify="right")
+            for title in ("embeddings", "prepare ms", "encode ms", "images/s")
+        ),
+        caption="one thread, medians; prepare: decoded pixels to tensors; encode: the tower",
+    )
+    for result in results:
+        shown.add_row(
+            f"{result['width']} × {result['height']}",
+            f"{result['embeddings']:,}",
+            f"{result['prepare_ms']:.1f}",
+            f"{result['encode_ms']:.1f}",
+            f"{1e3 / (result['prepare_ms'] + result['encode_ms']):.2f}",
         )
-    processor.close()
-    return 0
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", help="a directory or a name on the hub")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--size", action="append", metavar="WxH")
-    parser.add_argument("--repeats", type=int, default=5)
-    return parser.parse_args()
+    return shown
 
 
 def _picture(width: int, height: int) -> DecodedImage:
@@ -84,7 +108,3 @@ def _time(run: Callable[[], object], repeats: int) -> float:
         run()
         taken.append(time.thread_time() - start)
     return median(taken)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

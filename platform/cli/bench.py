@@ -11,7 +11,7 @@ from plait.platform.cli import bench_compare, table
 from plait.platform.cli.command import EPILOG, with_flags
 from plait.platform.cli.settings import engine_options
 from plait.platform.cli.sources import Resolved
-from plait.platform.cli.table import Batches, Load, Measuring
+from plait.platform.cli.table import Batches, Load, Measuring, Picturing
 from plait.platform.errors import ConfigError, EngineDied
 
 if TYPE_CHECKING:
@@ -93,6 +93,22 @@ def latency(*, flags: Resolved) -> None:
     typer.echo(
         f"{result['tokens_per_s']['p50']:.1f} tok/s after the first token (median)", err=True
     )
+
+
+@app.command(epilog=EPILOG)
+@with_flags(table.BENCH_IMAGES, table.KNOWN)
+def images(*, flags: Resolved) -> None:
+    """Milliseconds that preparing and encoding an image of MODEL take, in one thread."""
+    from plait.platform.bench import images as bench
+    from plait.platform.bench import machine
+
+    measuring = flags.build(Measuring)
+    if cores := measuring.cores or machine.first_core():
+        machine.pin_to_cores(cores)
+    sizes = [bench.parse_size(text) for text in flags.build(Picturing).image_sizes or bench.SIZES]
+    results = list(bench.measure(engine_options(flags), sizes, measuring.repeats))
+    report = {"bench": "images", "machine": machine.facts(), "results": results}
+    _finish(measuring, report, bench.table(results))
 
 
 @app.command(epilog=EPILOG)

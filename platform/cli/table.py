@@ -82,6 +82,13 @@ class Batches:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Picturing:
+    """What `plait bench images` adds."""
+
+    image_sizes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparing:
     """What `plait bench compare` and `plait bench peers` add."""
 
@@ -502,11 +509,24 @@ COMPARE = (
     *CORES,
     *(flag for flag in MEASURING if flag.field not in ("warm_up", "prompt_file")),
 )
+BENCH_IMAGES = (
+    *ENGINE,
+    _flag(
+        Picturing,
+        "Measurement",
+        "image_sizes",
+        "Pixels of an image. Repeatable. Default: 1184x848 and 2368x1696.",
+        name="image-size",
+        metavar="WxH",
+    ),
+    *CORES,
+    *(flag for flag in MEASURING if flag.field in ("json", "repeats")),
+)
 BENCH_SERVE = (*LOAD, *MEASURING)
 # What an environment variable or a line of a file may set, whichever command reads it.
 KNOWN = tuple(
     {
         flag.key: flag
-        for flag in (*THROUGHPUT, *COMPARE, *PEERS, *BENCH_SERVE, *ADMIN, *CHAT, *SERVE)
+        for flag in (*THROUGHPUT, *COMPARE, *PEERS, *BENCH_IMAGES, *BENCH_SERVE, *ADMIN, *CHAT, *SERVE)
     }.values()
 )

@@ -190,6 +190,26 @@ def test_latency_has_percentiles(checkpoint):
     assert 0 < figures["itl_ms"]["p50"] <= figures["itl_ms"]["p99"]
 
 
+def test_images_are_measured_by_size(checkpoint, tmp_path):
+    def bench(directory, *flags):
+        ask = ["bench", "images", str(directory), "--repeats", "1", "--json", "-", *flags]
+        return runner.invoke(app, ask)
+
+    make_seeing_checkpoint("qwen2_vl", tmp_path)
+    result = bench(tmp_path, "--image-size", "40x24", "--image-size", "64x64")
+    assert result.exit_code == 0, result.output
+    small, large = json.loads(result.stdout)["results"]
+    assert (small["width"], small["height"], small["embeddings"]) == (40, 24, 15)
+    assert min(large["prepare_ms"], large["encode_ms"]) > 0
+    assert "embeddings" in result.stderr
+    for refused, why in (
+        (bench(tmp_path, "--image-size", "big"), "write 1184x848"),
+        (bench(checkpoint), "takes no images"),
+    ):
+        assert refused.exit_code in (1, 2)
+        assert why in " ".join(refused.stderr.split())
+
+
 def test_serve_answers_under_load_and_ends_cleanly(checkpoint, tmp_path):
     config = tmp_path / "plait.yaml"
     config.write_text("port: 0\nthreads: 1\nprogress: false\nkv-cache-memory: 4MiB\n")
