@@ -5,11 +5,13 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <optional>
 #include <string>
 
 #include "activation.h"
 #include "cpu_features.h"
 #include "gated_activation.h"
+#include "layer_norm.h"
 #include "rms_norm.h"
 
 namespace {
@@ -88,6 +90,34 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double weight
   return out;
 }
 
+// x [T, D] → the same
+Tensor layer_norm(const Tensor& x, const std::optional<Tensor>& weight,
+                  const std::optional<Tensor>& bias, double eps) {
+  STD_TORCH_CHECK(x.dim() == 2 && x.is_contiguous(),
+                  "plait::layer_norm: x must be [T, D] and dense");
+  plait::LayerNormArgs args{};
+  args.x = x.const_data_ptr();
+  args.type = element(x, "layer_norm", "x");
+  args.size = static_cast<size_t>(x.size(1));
+  args.row_stride = args.size;
+  args.eps = static_cast<float>(eps);
+  for (const auto* vector : {&weight, &bias}) {
+    if (!vector->has_value()) continue;
+    const Tensor& values = **vector;
+    STD_TORCH_CHECK(values.dim() == 1 && values.size(0) == x.size(1) && values.is_contiguous(),
+                    "plait::layer_norm: weight and bias must be dense and have ", x.size(1),
+                    " values");
+    const bool is_weight = vector == &weight;
+    (is_weight ? args.weight : args.bias) = values.const_data_ptr();
+    (is_weight ? args.weight_type : args.bias_type) =
+        element(values, "layer_norm", is_weight ? "the weight" : "the bias");
+  }
+  Tensor out = torch::stable::new_empty(x, x.sizes(), x.scalar_type());
+  args.out = out.mutable_data_ptr();
+  run_rows(PLAIT_CHOOSE(layer_norm), args, x.size(0), x.size(1));
+  return out;
+}
+
 plait::Activation activation_of(const std::string& name, const char* op) {
   if (name == "silu") return plait::Activation::kSilu;
   if (name == "gelu_tanh") return plait::Activation::kGeluTanh;
@@ -133,12 +163,14 @@ STABLE_TORCH_LIBRARY_FRAGMENT(plait, m) {
   m.def(
       "rms_norm(Tensor x, Tensor weight, float eps, float weight_offset, bool round_first) -> "
       "Tensor");
+  m.def("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor");
   m.def("gated_activation(Tensor x, str activation) -> Tensor");
   m.def("activation(Tensor x, str name) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(plait, CPU, m) {
   m.impl("rms_norm", TORCH_BOX(&rms_norm));
+  m.impl("layer_norm", TORCH_BOX(&layer_norm));
   m.impl("gated_activation", TORCH_BOX(&gated_activation));
   m.impl("activation", TORCH_BOX(&activation));
 }

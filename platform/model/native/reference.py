@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from plait.platform.model.native.instructions import (
     ActivationOp,
@@ -28,8 +27,10 @@ from plait.platform.model.native.instructions import (
 )
 from plait.platform.model.native.ropes import rotate
 from plait.platform.model.native.step import StepInputs
-from plait.platform.ops.gated_activation import gated_activation, reference_gated_activation
+from plait.platform.ops.activation import activation
+from plait.platform.ops.gated_activation import gated_activation
 from plait.platform.ops.kv_write import kv_write
+from plait.platform.ops.layer_norm import layer_norm
 from plait.platform.ops.linear import linear
 from plait.platform.ops.lora import lora_
 from plait.platform.ops.paged_attention import paged_attention
@@ -98,11 +99,7 @@ class _Step:
         heads.copy_(self._rms_norm(heads, op))
 
     def LayerNormOp(self, op: LayerNormOp) -> None:  # noqa: N802
-        x = self.r[op.input]
-        weight, bias = (None if w is None else w.float() for w in (op.weight, op.bias))
-        self.r[op.output].copy_(
-            functional.layer_norm(x.float(), x.shape[-1:], weight, bias, op.eps)
-        )
+        self.r[op.output].copy_(layer_norm(self.r[op.input], op.weight, op.bias, op.eps))
 
     def RopeOp(self, op: RopeOp) -> None:  # noqa: N802
         positions, table = self.step.positions, op.table
@@ -135,9 +132,7 @@ class _Step:
         self.r[op.output].copy_(gated_activation(self.r[op.input], op.activation))
 
     def ActivationOp(self, op: ActivationOp) -> None:  # noqa: N802
-        x = self.r[op.input]
-        gated = torch.cat([x, torch.ones_like(x)], dim=-1)
-        self.r[op.output].copy_(reference_gated_activation(gated, op.activation))
+        self.r[op.output].copy_(activation(self.r[op.input], op.activation))
 
     def AddOp(self, op: AddOp) -> None:  # noqa: N802
         added = self.r[op.input]

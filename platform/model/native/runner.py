@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ class Runner:
             spin_us,
         )
         self._step: Callable[..., tuple[Tensor, Tensor]] = torch.ops.plait.program_step.default
+        self._in_step = threading.Lock()
         self._free = weakref.finalize(self, torch.ops.plait.program_free.default, self._handle)
 
     def run(self, rows: Tensor, step: StepInputs) -> Tensor:
@@ -105,6 +107,16 @@ class Runner:
         return self._run(rows, step, taps)
 
     def _run(self, rows: Tensor, step: StepInputs, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        if not self._in_step.acquire(blocking=False):
+            raise InternalError("the program is at a step of another thread")
+        try:
+            return self._run_alone(rows, step, taps)
+        finally:
+            self._in_step.release()
+
+    def _run_alone(
+        self, rows: Tensor, step: StepInputs, taps: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
         first_call = self._calls[0][0] if self._calls else self._end
         outputs = self._step(
             self._handle,
