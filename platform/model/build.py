@@ -24,6 +24,7 @@ from plait.platform.model.gguf import GgufFile
 from plait.platform.model.leaves import Linear
 from plait.platform.model.merge import Leaves, replace_leaves, separate
 from plait.platform.model.probe import LayerAttention, probe_attention
+from plait.platform.model.quantized_files import open_quantized
 from plait.platform.model.recipe import Recipe, make_recipe
 from plait.platform.model.rope import divide_frequencies, fix_frequencies
 from plait.platform.model.sites import Places, find_places
@@ -32,6 +33,9 @@ from plait.platform.model.tensor_files import SafetensorsFiles, Shape, TensorSou
 from plait.platform.model.tower import replace_patch_embeddings
 from plait.platform.model.vision import VisionParts, find_parts
 from plait.platform.model.weights import LoadPlan, plan_load
+
+
+_DEFAULTS = Options()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +94,7 @@ class Skeleton:
 
 
 def build_skeleton(
-    checkpoint: Checkpoint, dtype: torch.dtype, options: Options | None = None
+    checkpoint: Checkpoint, dtype: torch.dtype, options: Options = _DEFAULTS
 ) -> Skeleton:
     """Build `checkpoint`'s class on the meta device, replace its leaves and probe it.
 
@@ -103,14 +107,14 @@ def build_skeleton(
     tower.register()
     model = _instantiate(checkpoint, dtype)
     parameters = _parameters(model, dtype)
-    source, plan = _open_source(checkpoint, model)
+    source, plan = _open_source(checkpoint, model, options)
     backbone_name = _backbone_name(model)
     vision = find_parts(model, backbone_name, checkpoint.vision) if checkpoint.vision else None
     for name, module in model.named_modules():
         if is_experts(module):
             check_experts(name, module)
     language = getattr(model, backbone_name) if vision is None else vision.language
-    recipe = make_recipe(model, language, plan, options or Options(), dtype)
+    recipe = make_recipe(model, language, plan, options, dtype)
     leaves = replace_leaves(model, recipe.formats)
     if vision is None:
         layers = probe_attention(model, getattr(model, backbone_name))
@@ -187,11 +191,17 @@ def _parameters(model: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     }
 
 
-def _open_source(checkpoint: Checkpoint, model: Any) -> tuple[TensorSource, LoadPlan]:
+def _open_source(
+    checkpoint: Checkpoint, model: Any, options: Options
+) -> tuple[TensorSource, LoadPlan]:
     if checkpoint.is_gguf:
         file = GgufFile(checkpoint.path, model)
         return file, plan_load(model, file, convert=False)
-    files = SafetensorsFiles(checkpoint.path)
+    files: TensorSource = SafetensorsFiles(checkpoint.path)
+    if checkpoint.quantization is not None:
+        files = open_quantized(files, checkpoint.quantization)
+        if files.why_not and options.quantization == "auto":
+            raise ModelUnsupported(files.why_not)
     return files, plan_load(model, files, convert=True)
 
 

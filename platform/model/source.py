@@ -22,6 +22,7 @@ from plait.platform.config import Options
 from plait.platform.demo.embedded import SERVED_NAME, model_path
 from plait.platform.errors import ConfigError, ModelUnsupported
 from plait.platform.model.families import FAMILIES, VisionFamily, family_of
+from plait.platform.model.quantized_files import check_method
 
 _HUB_FILES = (
     "config.json",
@@ -49,6 +50,7 @@ class Checkpoint:
     config: PreTrainedConfig
     model_class: type[Any]
     eos_token_ids: tuple[int, ...]
+    quantization: dict[str, Any] | None = None  # quantization_config, of a method that is read
     vision: VisionFamily | None = None  # where it takes images
     notes: tuple[str, ...] = ()
 
@@ -76,6 +78,7 @@ def find_checkpoint(options: Options) -> Checkpoint:
         raw, notes = read_gguf_config(path), no_notes
     else:
         raw, notes = _read_config(path, name)
+    quantization = _quantization(raw)
     config = _parse_config(raw, path, name)
     vision = _vision_family(raw, config)
     return Checkpoint(
@@ -85,6 +88,7 @@ def find_checkpoint(options: Options) -> Checkpoint:
         config=config,
         model_class=_model_class(raw, config, name, vision),
         eos_token_ids=_eos_token_ids(path, config),
+        quantization=quantization,
         vision=vision,
         notes=notes,
     )
@@ -185,20 +189,26 @@ def _parse_config(raw: dict[str, Any], path: Path, name: str) -> PreTrainedConfi
         raise ModelUnsupported(
             f"{name}: transformers knows no model type '{model_type}'; a newer release might"
         )
-    quantization = raw.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "an unnamed method")
-        raise ModelUnsupported(
-            f"{name} is quantized with {method}, which is not served; use its unquantized "
-            "checkpoint or a GGUF file"
-        )
     try:
         config_class = CONFIG_MAPPING[model_type]
         if path.is_file():
             return config_class.from_dict(dict(raw))
-        return config_class.from_pretrained(path, local_files_only=True)
+        config = config_class.from_pretrained(path, local_files_only=True)
     except Exception as error:
         raise ModelUnsupported(f"{name}: its config is not valid: {error}") from error
+    config.__dict__.pop("quantization_config", None)  # `Checkpoint.quantization` has it
+    return config
+
+
+def _quantization(raw: dict[str, Any]) -> dict[str, Any] | None:
+    """How the weights are quantised, if we can read that; some checkpoints say it further in."""
+    found = raw.get("quantization_config") or (raw.get("text_config") or {}).get(
+        "quantization_config"
+    )
+    if not found:
+        return None
+    check_method(found)
+    return dict(found)
 
 
 def _vision_family(raw: dict[str, Any], config: PreTrainedConfig) -> VisionFamily | None:
