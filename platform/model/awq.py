@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plait.platform.errors import ModelUnsupported
 from plait.platform.model.stored_weight import (
     Config,
     StoredWeight,
@@ -21,7 +20,6 @@ from plait.platform.model.stored_weight import (
 from plait.platform.model.tensor_files import SafetensorsFiles
 from plait.platform.model.weight_format import WeightFormat
 from plait.platform.ops.quantized_weight import Quantized
-
 
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs each half byte of a word is
 

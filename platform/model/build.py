@@ -34,7 +34,6 @@ from plait.platform.model.tower import replace_patch_embeddings
 from plait.platform.model.vision import VisionParts, find_parts
 from plait.platform.model.weights import LoadPlan, plan_load
 
-
 _DEFAULTS = Options()
 
 

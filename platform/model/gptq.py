@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plait.platform.errors import ModelUnsupported
 from plait.platform.model.stored_weight import (
     Config,
     StoredWeight,
