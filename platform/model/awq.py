@@ -15,6 +15,7 @@ from plait.platform.model.stored_weight import (
     affine,
     check_groups,
     refuse,
+    shape_of,
     unpack_words,
 )
 from plait.platform.model.tensor_files import SafetensorsFiles
@@ -46,13 +47,15 @@ def find_awq(files: SafetensorsFiles, config: Config) -> dict[str, StoredWeight]
 
 def _awq_weight(files: SafetensorsFiles, stem: str, group_size: int) -> StoredWeight:
     names = [f"{stem}.{part}" for part in ("qweight", "qzeros", "scales")]
-    num_inputs, num_words = files.shapes[names[0]]
+    num_inputs, num_words = shape_of(files, names[0])
+    shape_of(files, names[1])
     group = num_inputs if group_size == -1 else group_size
-    check_groups(stem, num_inputs, group, files.shapes[names[2]][0])
+    check_groups(stem, num_inputs, group, shape_of(files, names[2])[0])
     back = torch.tensor(_AWQ_COLUMNS).argsort()
 
     def outputs(words: Tensor) -> Tensor:
-        return unpack_words(words, 4, 1).unflatten(1, (-1, 8))[:, :, back].flatten(1).T
+        found: Tensor = unpack_words(words, 4, 1).unflatten(1, (-1, 8))[:, :, back].flatten(1).T
+        return found
 
     def read() -> Quantized:
         qweight, qzeros, scales = map(files.read, names)

@@ -196,12 +196,13 @@ def _open_source(
     if checkpoint.is_gguf:
         file = GgufFile(checkpoint.path, model)
         return file, plan_load(model, file, convert=False)
-    files: TensorSource = SafetensorsFiles(checkpoint.path)
-    if checkpoint.quantization is not None:
-        files = open_quantized(files, checkpoint.quantization)
-        if files.why_not and options.quantization == "auto":
-            raise ModelUnsupported(files.why_not)
-    return files, plan_load(model, files, convert=True)
+    files = SafetensorsFiles(checkpoint.path)
+    if checkpoint.quantization is None:
+        return files, plan_load(model, files, convert=True)
+    quantized = open_quantized(files, checkpoint.quantization)
+    if quantized.why_not and options.quantization == "auto":
+        raise ModelUnsupported(quantized.why_not)
+    return quantized, plan_load(model, quantized, convert=True)
 
 
 @dataclass

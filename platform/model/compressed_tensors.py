@@ -17,6 +17,7 @@ from plait.platform.model.stored_weight import (
     affine,
     check_groups,
     refuse,
+    shape_of,
     unpack_words,
 )
 from plait.platform.model.tensor_files import SafetensorsFiles
@@ -54,10 +55,8 @@ def _check_scheme(scheme: Config, form: str) -> None:
 
 def find_compressed(files: SafetensorsFiles, config: Config) -> dict[str, StoredWeight]:
     """All quantised weights, by the name of a plain checkpoint."""
-    sizes = {
-        (scheme.get("weights") or {}).get("num_bits")
-        for scheme in config.get("config_groups", {}).values()
-    }
+    schemes = config.get("config_groups", {}).values()
+    sizes = {int(scheme["weights"]["num_bits"]) for scheme in schemes}
     found: dict[str, StoredWeight] = {}
     for name in files.shapes:
         stem, _, ending = name.rpartition(".")
@@ -76,7 +75,7 @@ def find_compressed(files: SafetensorsFiles, config: Config) -> dict[str, Stored
 def _packed_weight(files: SafetensorsFiles, stem: str, sizes: set[int]) -> StoredWeight:
     names, zero_name = _compressed_names(files, stem, "weight_packed")
     num_outputs, num_inputs = map(int, files.read(f"{stem}.weight_shape").tolist())
-    num_words = files.shapes[names[0]][1]
+    num_words = shape_of(files, names[0])[1]
     fitting = [bits for bits in sorted(sizes) if -(-num_inputs * bits // 32) == num_words]
     if not fitting:
         raise ModelUnsupported(f"{stem}: {num_words} words do not hold {num_inputs} weights")
@@ -104,7 +103,7 @@ def _packed_weight(files: SafetensorsFiles, stem: str, sizes: set[int]) -> Store
 
 def _int8_weight(files: SafetensorsFiles, stem: str) -> StoredWeight:
     names, zero_name = _compressed_names(files, stem, "weight")
-    num_outputs, num_inputs = files.shapes[names[0]]
+    num_outputs, num_inputs = shape_of(files, names[0])
     group = _group_of(files, stem, num_inputs)
 
     def read() -> Quantized:
@@ -145,7 +144,7 @@ def _compressed_format(bits: int, group: int, num_inputs: int, zero: str | None)
 
 
 def _group_of(files: SafetensorsFiles, stem: str, num_inputs: int) -> int:
-    shape = files.shapes[f"{stem}.weight_scale"]
+    shape = shape_of(files, f"{stem}.weight_scale")
     num_groups = shape[1] if len(shape) > 1 else 1
     if num_inputs % num_groups:
         raise ModelUnsupported(f"{stem} has {num_groups} scales for {num_inputs} inputs")

@@ -16,6 +16,7 @@ from plait.platform.model.stored_weight import (
     affine,
     check_groups,
     refuse,
+    shape_of,
     unpack_words,
 )
 from plait.platform.model.tensor_files import SafetensorsFiles
@@ -45,13 +46,14 @@ def find_gptq(files: SafetensorsFiles, config: Config) -> dict[str, StoredWeight
 def _gptq_weight(files: SafetensorsFiles, config: Config, stem: str) -> StoredWeight:
     names = {part: f"{stem}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx")}
     names = {part: name for part, name in names.items() if name in files.shapes}
-    num_words, num_outputs = files.shapes[names["qweight"]]
-    num_inputs = files.shapes[names["g_idx"]][0] if "g_idx" in names else 0
+    num_words, num_outputs = shape_of(files, names["qweight"])
+    num_inputs = shape_of(files, names["g_idx"])[0] if "g_idx" in names else 0
     bits = num_words * 32 // num_inputs if num_inputs else int(config["bits"])
     num_inputs = num_inputs or num_words * 32 // bits
     if bits not in (4, 8):
         refuse(f"GPTQ of {bits} bits at {stem}")
-    num_groups = files.shapes[names["scales"]][0]
+    num_groups = shape_of(files, f"{stem}.scales")[0]
+    shape_of(files, f"{stem}.qzeros")
     group = num_inputs if num_groups == 1 else int(config["group_size"])
     check_groups(stem, num_inputs, group, num_groups)
     offset = 1 if config.get("checkpoint_format", "gptq") == "gptq" else 0

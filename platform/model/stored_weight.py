@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from plait.platform.errors import ModelUnsupported
-from plait.platform.model.tensor_files import Shape
+from plait.platform.model.tensor_files import Shape, TensorSource
 from plait.platform.model.weight_format import WeightFormat
 from plait.platform.ops.quantized_weight import Quantized
 
@@ -39,9 +39,9 @@ def refuse(what: str) -> NoReturn:
 def unpack_words(words: Tensor, bits: int, axis: int) -> Tensor:
     """Fields of `bits` bits in int32 words, the lowest first, side by side along `axis`."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    fields = (words.unsqueeze(axis + 1) >> shifts.view(-1, *[1] * (words.dim() - 1 - axis))) & (
-        2**bits - 1
-    )
+    fields: Tensor = (
+        words.unsqueeze(axis + 1) >> shifts.view(-1, *[1] * (words.dim() - 1 - axis))
+    ) & (2**bits - 1)
     return fields.to(torch.uint8).flatten(axis, axis + 1)
 
 
@@ -60,3 +60,11 @@ def check_groups(stem: str, num_inputs: int, group: int, num_groups: int) -> Non
         raise ModelUnsupported(
             f"{stem} has {num_groups} scales for {num_inputs} inputs in groups of {group}"
         )
+
+
+def shape_of(files: TensorSource, name: str) -> Shape:
+    """Shape of a tensor that a quantised layer must have."""
+    shape = files.shapes.get(name)
+    if shape is None:
+        raise ModelUnsupported(f"{name} of a quantised layer is missing from the checkpoint")
+    return shape
