@@ -72,8 +72,8 @@ def kernels(root: Path = ROOT) -> list[Finding]:
     name = system_facts.processor(root) or "unknown"
     found = [Finding(subject="processor", said=name)]
     if not has_kernels():
-        advice = "run `make build`: torch's own operations compute meanwhile, which is slow"
-        return [*found, Finding(subject="kernels", said="not built", advice=advice)]
+        build = "run `make build`: torch's own operations compute meanwhile, which is slow"
+        return [*found, Finding(subject="kernels", said="not built", advice=build)]
     isa = torch.ops.plait.cpu_isa()
     more = sorted(system_facts.instructions(root).intersection(_WIDE))
     said = f"for {isa}" + (f"; the processor also has {', '.join(more)}" if more else "")

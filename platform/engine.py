@@ -20,6 +20,7 @@ from plait.platform.core import Event, FinishReason, Span, SpanResult, StepPlan,
 from plait.platform.drafting import NoDrafts
 from plait.platform.errors import AdapterUnavailable, InternalError, PlaitError
 from plait.platform.messages import AdapterLoaded, Stats
+from plait.platform.metered import Metered
 from plait.platform.output import OutputText
 from plait.platform.sampling import Sampler
 from plait.platform.scheduler import Commit, Scheduler
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from plait.platform.drafting import Drafter
     from plait.platform.executor import Executor
     from plait.platform.messages import LoadAdapter
+    from plait.platform.metered import Total
     from plait.platform.strand import Strand
     from plait.platform.tokenizer import Tokenizer
 
@@ -42,6 +44,8 @@ log = logging.getLogger(__name__)
 
 # What waits for a strand is asked for anew so often; what the strand has finished, at once.
 WAIT_S = 0.005
+# How old the parts of the steps' time may be in `Stats`, which leaves with every step's events.
+PHASES_AGE_S = 1.0
 
 _COUNTED = ("num_steps", "prompt_tokens", "generation_tokens", "adapter_rows")
 
@@ -72,6 +76,7 @@ class Engine:
         self._drafter = drafter or NoDrafts()
         self._answers: list[AdapterLoaded] = []  # to adapters that no pool takes
         self._executor = executor
+        self._metered = Metered(executor)
         self._tokenizer = tokenizer
         self._extended: dict[str, Tokenizer] = {}  # of generations that add tokens
         self._sampler = sampler or Sampler(config.model.vocab_size, config.model.eos_token_ids)
@@ -243,10 +248,10 @@ class Engine:
         embeds = self._strands.embeds(plan)
         taps, wanted = None, self._drafter.taps(plan)
         if wanted:
-            hidden, taps = self._executor.forward_tapped(batch, wanted, embeds)
+            hidden, taps = self._metered.forward_tapped(batch, wanted, embeds)
         else:
-            hidden = self._executor.forward(batch, embeds)
-        result = self._sampler.sample(plan, batch, hidden, self._executor, masks)
+            hidden = self._metered.forward(batch, embeds)
+        result = self._sampler.sample(plan, batch, hidden, self._metered, masks)
         self._drafter.ingest(plan, batch, taps, result)
         return result
 
@@ -317,6 +322,10 @@ class Engine:
 
     # --- what is counted ---
 
+    def phases(self) -> dict[str, Total]:
+        """What parts of the steps took until now."""
+        return self._metered.phases()
+
     @property
     def stats(self) -> Stats:
         """Gauges and counters as they stand."""
@@ -333,6 +342,7 @@ class Engine:
             prefix_hits=scheduler.prefix_hits,
             last_step_rows=self._last_rows,
             step_seconds=self._step_seconds,
+            phases=self._metered.phases(max_age_s=PHASES_AGE_S),
             **figures,
         )
 

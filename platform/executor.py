@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from plait.platform.core import AdapterUse, ImageItem
 
 
+class Head(Protocol):
+    """The part of an executor that sampling uses."""
+
+    def logits(self, hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+        """See `Executor`."""
+
+
 class Executor(Protocol):
     """Computes steps. `allocate` is called once, before the first `forward`."""
 

@@ -129,6 +129,8 @@ class Stats(msgspec.Struct, frozen=True):
     steps_by_drafts: tuple[int, ...] = ()
     undrafted: dict[str, int] = {}  # reason → sequences of steps without drafts
     foreseen_over_taken: float = 0.0  # seconds of the last steps; 0: nothing is foreseen
+    # Part of the steps → (seconds, bytes read, operations); the latter two 0 where not known.
+    phases: dict[str, tuple[float, int, int]] = {}
 
 
 class Events(msgspec.Struct, tag="events"):

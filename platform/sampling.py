@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import torch
 
     from plait.platform.batch import StepBatch
-    from plait.platform.executor import Executor
+    from plait.platform.executor import Head
     from plait.platform.strand import RowMasks, Veto
 
 Floats = npt.NDArray[np.float32]
@@ -93,7 +93,7 @@ class Sampler:
         plan: StepPlan,
         batch: StepBatch,
         hidden: torch.Tensor,
-        executor: Executor,
+        executor: Head,
         masks: RowMasks | None = None,
     ) -> StepResult:
         """The tokens that each span of `plan` produced, with the logprobs that it wants.
@@ -141,7 +141,7 @@ class Sampler:
             except NoToken:
                 return None
 
-    def _logits(self, hidden: torch.Tensor, rows: np.ndarray, executor: Executor) -> Floats:
+    def _logits(self, hidden: torch.Tensor, rows: np.ndarray, executor: Head) -> Floats:
         logits: Floats = executor.logits(hidden, rows).cpu().numpy()
         return logits
 
@@ -236,7 +236,7 @@ class Sampler:
         return token if ids is None else int(ids[token])
 
     def _prompt_logprobs(
-        self, span: Span, first_row: int, hidden: torch.Tensor, executor: Executor
+        self, span: Span, first_row: int, hidden: torch.Tensor, executor: Head
     ) -> tuple[TokenLogprobs, ...] | str:
         """Logprobs of prompt tokens start+1 … of the span, or an error.
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from plait.adapters.info import AdapterInfo
     from plait.platform.engine import Engine
     from plait.platform.intake import Intake
+    from plait.platform.metered import Total
 
 
 class EngineRunner:
@@ -61,6 +62,10 @@ class EngineRunner:
     ) -> Iterator[list[tuple[int, list[int]]]]:
         """(prompt's number, token ids) that each step gives, while it is newest."""
         return self._answer(self._requests(prompts, output_tokens))
+
+    def phases(self) -> dict[str, Total]:
+        """What parts of the engine's steps took until now."""
+        return self._engine.phases()
 
     def _requests(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[Request]:
         self._num_runs += 1

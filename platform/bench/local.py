@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from plait.platform.bench import machine
+import torch
+
+from plait.platform.bench import machine, probing
 from plait.platform.bench.copying import copying_texts
 from plait.platform.bench.engine_runner import EngineRunner
+from plait.platform.bench.explain import Stage, explain
 from plait.platform.bench.speculation import WITH, WITHOUT, CountingRunner, Workload
-from plait.platform.bench.throughput import PromptMaker
+from plait.platform.bench.throughput import Plan, PromptMaker
 from plait.platform.bench.timing import Runner
 from plait.platform.bench.workload import Shape, random_token_prompts, texts_of_file
 from plait.platform.config import Options
 from plait.platform.core import Speculation
+from plait.platform.cores import usable_cores
 from plait.platform.intake import Intake
 from plait.platform.start import start_engine
 
@@ -110,6 +115,22 @@ class LocalEngine:
             "max_num_seqs": scheduler.max_num_seqs,
             "max_num_batched_tokens": scheduler.max_num_batched_tokens,
         }
+
+    def explain(
+        self, plan: Plan, make: PromptMaker, tell: Callable[[str], None]
+    ) -> list[tuple[int, dict[str, Stage], dict[str, Any]]]:
+        """By batch size: the parts of prefill and decode, and what the machine gave just before."""
+        cores = usable_cores()[: torch.get_num_threads()]
+        found = []
+        for size in plan.batch_sizes:
+            shape = Shape(
+                batch_size=size, input_tokens=plan.input_tokens, output_tokens=plan.output_tokens
+            )
+            tell(f"batch {size}: where the time goes")
+            reached = probing.reached(cores).as_dict()
+            prompts = make(shape, plan.seed - 1)
+            found.append((size, explain(self.runner, prompts, plan.output_tokens), reached))
+        return found
 
     def what_runs(self) -> dict[str, str]:
         """Executor, dtype and bytes of weights, for reports."""

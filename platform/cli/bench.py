@@ -17,6 +17,7 @@ from plait.platform.errors import ConfigError, EngineDied
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from plait.platform.bench.explain import Stage
     from plait.platform.bench.load import Target
     from plait.platform.bench.local import LocalEngine
     from plait.platform.config import Options
@@ -66,8 +67,13 @@ def throughput(*, flags: Resolved) -> None:
         runners.append(engine.with_adapters(batches.random_adapters, batches.adapter_rank))
     if batches.compare:
         runners.append(engine.transformers_peer())
-    results = measure(plan, runners, engine.prompts(measuring.prompt_file), _tell)
-    _finish(measuring, report | {"results": results}, throughput_table(results))
+    prompts = engine.prompts(measuring.prompt_file)
+    results = measure(plan, runners, prompts, _tell)
+    report |= {"results": results}
+    tables = [throughput_table(results)]
+    if batches.explain:
+        tables += _explain(engine.explain(plan, prompts, _tell), report)
+    _finish(measuring, report, *tables)
 
 
 @app.command(epilog=EPILOG)
@@ -243,9 +249,24 @@ def _tell(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _finish(measuring: Measuring, report: dict[str, Any], shown: Table) -> None:
+def _explain(
+    found: list[tuple[int, dict[str, Stage], dict[str, Any]]], report: dict[str, Any]
+) -> list[Table]:
+    """Add to the report; the tables to show."""
+    from plait.platform.bench.explain import table as shown
+
+    report["explained"] = [
+        {"batch_size": size, "probe": probe}
+        | {name: stage.as_dict() for name, stage in stages.items()}
+        for size, stages, probe in found
+    ]
+    return [shown(size, stages, probe) for size, stages, probe in found]
+
+
+def _finish(measuring: Measuring, report: dict[str, Any], *tables: Table) -> None:
     from plait.platform.bench.report import show, write_json
 
-    show(shown, to_stderr=measuring.json == "-")
+    for shown in tables:
+        show(shown, to_stderr=measuring.json == "-")
     if measuring.json:
         write_json(report, measuring.json)

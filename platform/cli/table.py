@@ -74,6 +74,7 @@ class Batches:
     random_adapters: int = 0
     adapter_rank: int = 16
     compare_speculation: bool = False
+    explain: bool = False
 
     @property
     def compares(self) -> bool:
@@ -431,6 +432,12 @@ BATCHES = (
         "Measurement",
         "compare_speculation",
         "Run with and without drafts, in turns, on random prompts and on some to copy from.",
+    ),
+    _flag(
+        Batches,
+        "Measurement",
+        "explain",
+        "Show where the time goes, beside what memory and processor can do.",
     ),
 )
 COMPARING = (

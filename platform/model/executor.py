@@ -44,6 +44,7 @@ class TorchExecutor:
         self.sites = skeleton.places.sites(vocab_size=model.vocab_size, model_name=model.name)
         nothing = torch.empty(0, dtype=torch.int32)
         self._step = StepContext([], nothing, nothing)
+        self._output: Any = skeleton.model.get_output_embeddings()
         self._family = None if skeleton.vision is None else skeleton.vision.family
         self._encoder = self._image_encoder(skeleton)
         self._attach(skeleton)
@@ -169,6 +170,12 @@ class TorchExecutor:
     def logits(self, hidden: Tensor, rows: np.ndarray) -> Tensor:
         """Logits `[R, V]` in fp32 for `rows`, as the family's own head computes them."""
         return self._adapters.logits(self._head, hidden, rows)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of weights that `logits` reads; 0: not known."""
+        packed = getattr(self._output, "packed", None)
+        return 0 if packed is None else int(packed.num_bytes)
 
     def base_weight(self, site: Site) -> Tensor | None:
         """The base's weight `[V, H]` of an embedding or head, a copy; None for other sites."""

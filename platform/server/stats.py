@@ -40,6 +40,7 @@ class StatsCollector(Collector):
         stats = self._client.stats
         yield from _gauges(stats, labels)
         yield from _counters(stats, labels)
+        yield from _phases(stats, labels)
         yield from draft_metrics(stats, labels)
         config = self._client.config
         if config is not None:
@@ -79,6 +80,31 @@ def _counters(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
         counter = CounterMetricFamily(name, text, labels=_LABELS)
         counter.add_metric(labels, value)
         yield counter
+
+
+def _phases(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
+    """Where the steps' time goes, and what each part reached of the memory's rate."""
+    if not stats.phases:
+        return
+    for name, text, value in (
+        ("seconds", "Seconds of steps, by part.", 0),
+        ("bytes", "Bytes of weights, K and V that parts of steps read, where it is known.", 1),
+        ("operations", "Operations, two for a multiply-add, by part, where it is known.", 2),
+    ):
+        counter = CounterMetricFamily(f"plait:step_phase_{name}", text, labels=(*_LABELS, "phase"))
+        for phase, total in sorted(stats.phases.items()):
+            if total[value]:
+                counter.add_metric((*labels, phase), total[value])
+        yield counter
+    reached = GaugeMetricFamily(
+        "plait:step_phase_gb_per_s",
+        "10⁹ bytes a second that a part of the steps read, over all steps so far.",
+        labels=(*_LABELS, "phase"),
+    )
+    for phase, (seconds, num_bytes, _) in sorted(stats.phases.items()):
+        if num_bytes and seconds:
+            reached.add_metric((*labels, phase), num_bytes / seconds / 1e9)
+    yield reached
 
 
 def _cache_info(config: EngineConfig, labels: tuple[str, ...]) -> Metric:

@@ -24,6 +24,7 @@ from plait.platform.ops._native import has_kernels
 if TYPE_CHECKING:
     from plait.platform.model.build import Skeleton
     from plait.platform.model.native.instructions import Program
+    from plait.platform.model.native.runner import PhaseCount
     from plait.platform.model.native.step import StepInputs
 
 
@@ -95,6 +96,16 @@ class NativeExecutor:
     def logits(self, hidden: Tensor, rows: np.ndarray) -> Tensor:
         """Logits `[R, V]` in fp32 for `rows`, as the family's own head computes them."""
         return self._torch.logits(hidden, rows)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of weights that `logits` reads; 0: not known."""
+        return self._torch.head_bytes
+
+    def phase_counts(self) -> list[PhaseCount]:
+        """What the program's instructions took so far; nothing where its runner does not count."""
+        counters = getattr(self.runner, "counters", None)
+        return [] if counters is None else counters()
 
     def base_weight(self, site: Site) -> Tensor | None:
         """The base's weight `[V, H]` of an embedding or head, a copy; None for other sites."""
