@@ -129,7 +129,7 @@ def table(batch_size: int, stages: dict[str, Stage], probe: dict[str, Any]) -> T
     return shown
 
 
-def _row(  # noqa: PLR0913 (the figures of one line)
+def _row(
     seconds: float, num_bytes: int, operations: int, steps: int, whole_s: float, read: float
 ) -> list[str]:
     gb_per_s = num_bytes / seconds / 1e9 if seconds else 0.0

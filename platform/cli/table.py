@@ -534,6 +534,9 @@ BENCH_SERVE = (*LOAD, *MEASURING)
 KNOWN = tuple(
     {
         flag.key: flag
-        for flag in (*THROUGHPUT, *COMPARE, *PEERS, *BENCH_IMAGES, *BENCH_SERVE, *ADMIN, *CHAT, *SERVE)
+        for flag in (
+            *(*THROUGHPUT, *COMPARE, *PEERS, *BENCH_IMAGES, *BENCH_SERVE),
+            *(*ADMIN, *CHAT, *SERVE),
+        )
     }.values()
 )
