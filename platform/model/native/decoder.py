@@ -39,7 +39,7 @@ from plait.platform.model.native.ropes import (
     Rotation,
     find_rotation,
 )
-from plait.platform.model.native.trace import NUM_ROWS, NotLowered, Trace, Tracer, answering
+from plait.platform.model.native.trace import NUM_ROWS, NotLowered, Trace, Tracer, answering, unseen
 from plait.platform.model.taps import decoder_layers
 from plait.platform.ops.gated_activation import Activation
 from plait.platform.ops.linear import PackedWeight
@@ -132,12 +132,13 @@ class DecoderTracer:
         width = self._config.hidden_size
         rows = tracer.stand_in(tracer.value(width), (1, NUM_ROWS, width))
         sites = {x.module: x.module.__dict__.get("attention_site") for x in self._skeleton.layers}
-        hooks = [self._layers[0].register_forward_pre_hook(self._before, with_kwargs=True)]
+        first = self._layers[0].register_forward_pre_hook(unseen(self._before), with_kwargs=True)
+        hooks = [first]
         for index, layer in enumerate(self._layers):
-            hooks.append(layer.register_forward_hook(partial(self._behind, 1 + index)))
+            hooks.append(layer.register_forward_hook(unseen(partial(self._behind, 1 + index))))
         try:
             for layer_attention in self._skeleton.layers:
-                attend = partial(self._attend, layer_attention.layer)
+                attend = unseen(partial(self._attend, layer_attention.layer))
                 layer_attention.module.__dict__["attention_site"] = attend
             with answering(self._forwards(called)), tracer:
                 output = self._backbone(inputs_embeds=rows, position_ids=positions, use_cache=False)
@@ -305,8 +306,7 @@ class DecoderTracer:
     def _by_position(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Rotary modules and tables of positions are run as they are, and written down whole."""
         args, kwargs = self._without_rows(args), self._without_rows(kwargs)
-        with torch._C.DisableTorchFunction():
-            result = forward(*args, **kwargs)
+        result = forward(*args, **kwargs)
         self._tracer.record(forward, args, kwargs, result)
         return result
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,16 +25,17 @@ class Recorded:
         return str(getattr(self.function, "__name__", type(self.function).__name__))
 
 
-def tensors_of(value: Any) -> Iterator[Tensor]:
+def tensors_of(*values: Any) -> list[Tensor]:
     """All tensors in nested arguments."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from tensors_of(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from tensors_of(part)
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found += tensors_of(*value)
+        elif isinstance(value, dict):
+            found += tensors_of(*value.values())
+    return found
 
 
 class Replay:
@@ -55,7 +56,7 @@ class Replay:
         node = recorded.get(id(tensor))
         if node is not None:
             self._recorded[id(tensor)] = node
-            for part in tensors_of((node.args, node.kwargs)):
+            for part in tensors_of(node.args, node.kwargs):
                 self._keep(part, recorded)
 
     @torch.no_grad()
@@ -119,5 +120,5 @@ class Replay:
         if self._inputs.get(id(tensor)) == "x":
             return True
         node = self._recorded.get(id(tensor))
-        parts = () if node is None else tensors_of((node.args, node.kwargs))
+        parts = () if node is None else tensors_of(node.args, node.kwargs)
         return any(self._takes_x(part) for part in parts)

@@ -95,7 +95,9 @@ class Tracer(TorchFunctionMode):
         """Run the function, and write down what it was where it took what we follow."""
         del types
         kwargs = kwargs or {}
-        followed = [t for t in tensors_of((args, kwargs)) if self._is_followed(t)]
+        if func.__name__ in _ASKING:
+            return func(*args, **kwargs)
+        followed = [t for t in tensors_of(args, kwargs) if self._is_followed(t)]
         before = [t._version for t in followed]
         result = func(*args, **kwargs)
         if followed:
@@ -108,7 +110,7 @@ class Tracer(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Write down that `func` gave `result`."""
-        taken = {id(t) for t in tensors_of((args, kwargs))}
+        taken = {id(t) for t in tensors_of(args, kwargs)}
         if isinstance(result, Tensor):
             if id(result) not in taken:
                 self._remember(result, Recorded(func, args, kwargs, None))
@@ -255,7 +257,7 @@ class Tracer(TorchFunctionMode):
         node = self._recorded.get(id(tensor))
         if node is None:
             return False
-        parts = [t for t in tensors_of((node.args, node.kwargs)) if self._is_followed(t)]
+        parts = [t for t in tensors_of(node.args, node.kwargs) if self._is_followed(t)]
         return bool(parts) and all(self._is_of_positions(t) for t in parts)
 
     def _begin_with(self, rows: Tensor, added: Tensor) -> int:
@@ -305,7 +307,7 @@ class Tracer(TorchFunctionMode):
             if _storage(t) in self._areas and (t.numel() == tensor.numel() or node is None):
                 found.append(t)
             elif node is not None:
-                for part in tensors_of((node.args, node.kwargs)):
+                for part in tensors_of(node.args, node.kwargs):
                     visit(part)
 
         visit(tensor)
@@ -327,8 +329,20 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if not tensor.is_meta else -id(tensor)
 
 
+# What tells something about a tensor, and gives none.
+_ASKING = frozenset({"size", "dim", "stride", "numel", "is_contiguous", "is_floating_point"})
 _ADDS = frozenset({"add", "__add__", "__radd__"})
 _PRODUCTS = frozenset({"mul", "__mul__", "__rmul__", "multiply"})
+
+
+def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, whose own use of torch is not written down."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return run
 
 
 @contextmanager
@@ -337,7 +351,7 @@ def answering(forwards: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     with ExitStack() as stack:
         for module, forward in forwards.items():
             before = module.__dict__.get("forward")
-            module.__dict__["forward"] = forward
+            module.__dict__["forward"] = unseen(forward)
 
             def restore(module: nn.Module = module, before: Any = before) -> None:
                 if before is None:
