@@ -7,7 +7,8 @@
 namespace plait {
 namespace {
 
-constexpr CpuIsa kAll[] = {CpuIsa::kPlain, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16};
+constexpr CpuIsa kAll[] = {CpuIsa::kPlain, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Vnni,
+                           CpuIsa::kAvx512Bf16};
 
 CpuIsa detect() {
 #if PLAIT_HAS_X86_SOURCES
@@ -17,7 +18,8 @@ CpuIsa detect() {
       !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq")) {
     return CpuIsa::kAvx2;
   }
-  return __builtin_cpu_supports("avx512bf16") ? CpuIsa::kAvx512Bf16 : CpuIsa::kAvx512;
+  if (!__builtin_cpu_supports("avx512vnni")) return CpuIsa::kAvx512;
+  return __builtin_cpu_supports("avx512bf16") ? CpuIsa::kAvx512Bf16 : CpuIsa::kAvx512Vnni;
 #else
   return CpuIsa::kPlain;
 #endif
@@ -28,7 +30,7 @@ CpuIsa parse(const std::string& name) {
     if (name == cpu_isa_name(isa)) return isa;
   }
   throw std::runtime_error("PLAIT_CPU_ISA=" + name +
-                           " is unknown: use generic, avx2, avx512 or avx512_bf16");
+                           " is unknown: use generic, avx2, avx512, avx512_vnni or avx512_bf16");
 }
 
 }  // namespace
@@ -58,6 +60,8 @@ const char* cpu_isa_name(CpuIsa isa) {
       return "avx2";
     case CpuIsa::kAvx512:
       return "avx512";
+    case CpuIsa::kAvx512Vnni:
+      return "avx512_vnni";
     case CpuIsa::kAvx512Bf16:
       return "avx512_bf16";
   }

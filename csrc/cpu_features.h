@@ -9,7 +9,8 @@ enum class CpuIsa {
   kPlain,       // whatever the compiler's baseline is
   kAvx2,        // AVX2, FMA, F16C
   kAvx512,      // AVX-512 F, BW, VL, DQ
-  kAvx512Bf16,  // and its bf16 dot products
+  kAvx512Vnni,  // and its dot products of bytes
+  kAvx512Bf16,  // and of bf16
 };
 
 // The best that this processor and this build have.
@@ -19,7 +20,7 @@ CpuIsa best_cpu_isa();
 // std::runtime_error where that is unknown or more than the processor has.
 CpuIsa cpu_isa();
 
-// As in PLAIT_CPU_ISA: generic, avx2, avx512, avx512_bf16.
+// As in PLAIT_CPU_ISA: generic, avx2, avx512, avx512_vnni, avx512_bf16.
 const char* cpu_isa_name(CpuIsa isa);
 
 }  // namespace plait

@@ -55,6 +55,7 @@ AttentionKernels attention_kernels(CpuIsa isa) {
   switch (isa) {
     case CpuIsa::kAvx512Bf16:
       return attention_kernels_avx512_bf16();
+    case CpuIsa::kAvx512Vnni:
     case CpuIsa::kAvx512:
       return attention_kernels_avx512();
     case CpuIsa::kAvx2:

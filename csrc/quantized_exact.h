@@ -122,9 +122,14 @@ void run_exact(const LinearJob& job, const QuantizedWeight& weight, size_t begin
 
 template <class Q>
 constexpr QuantizedKernels make_quantized_kernels() {
-  return {&quantize_rows_of<Q>,       Q::kWiden,
-          &run_quantized<Q>,          static_cast<size_t>(kMaxPanelRows<typename Q::V>),
-          &pack_exact<typename Q::V>, &run_exact<Q>};
+  return {&quantize_rows_of<Q>,
+          static_cast<size_t>(Q::kMaxRows),
+          {Q::template step_bytes<Codes::kSmall>(), Q::template step_bytes<Codes::kBytes>()},
+          &pack_rows<Q>,
+          &run_quantized<Q>,
+          static_cast<size_t>(kMaxPanelRows<typename Q::V>),
+          &pack_exact<typename Q::V>,
+          &run_exact<Q>};
 }
 
 }  // namespace

@@ -13,36 +13,40 @@
 
 namespace plait {
 
-// Rows against some of the tiles.
+// A chunk of rows, in panels, against some of the tiles.
+//
+// A panel holds a few rows, one row group after the other: [steps][rows][4 codes], then [rows]
+// scales, then [rows] offsets: what stands for the sum of the group's codes beside each scale. With
+// stored minimums that is a float, scale * sum, else an int32, zero_point * sum.
 struct QuantizedJob {
   LinearJob output;  // where results go, and the bias
   QuantizedWeight weight;
-
-  const char* x;        // codes of rows, as the kernel reads them
-  size_t x_stride;      // in bytes
-  const float* scales;  // [rows][row_groups]
-  const void* offsets;  // [rows][row_groups], see below
-  size_t rows;
-  size_t row_groups;
+  const char* panels;
 };
-
-// What stands for the sum of a row group's codes beside each scale: with stored minimums a float,
-// scale * sum; else an int32, zero_point * sum.
-static_assert(sizeof(float) == sizeof(int32_t));
 
 struct QuantizedKernels {
   // Rows begin … end - 1.
   void (*quantize_rows)(const QuantizeRowsArgs& args, size_t begin, size_t end);
-  // Rows' codes for 8-bit weights, twice as wide, where the kernel wants them so; else null.
-  void (*widen)(const int8_t* codes, size_t count, int16_t* out);
+
+  size_t max_panel_rows;
+  size_t step_bytes[2];  // of a row in a panel: with 4-bit and with 8-bit weights
+  // Packs `rows` rows from first_row on into one panel.
+  void (*pack)(const QuantizedWeight& weight, const QuantizedRows& from, size_t first_row,
+               size_t rows, char* panel);
   // Computes the tiles of groups begin … end - 1.
   void (*run)(const QuantizedJob& job, size_t begin, size_t end, char* scratch);
-  // For exact weights: packs rows for run_exact.
-  size_t exact_panel_rows;
+
+  // The same for exact weights, see quantized_exact.h.
+  size_t max_exact_rows;
   void (*pack_exact)(const void* x, Element type, size_t row_stride, size_t rows,
                      size_t in_features, float* panel);
   void (*run_exact)(const LinearJob& job, const QuantizedWeight& weight, size_t begin, size_t end,
                     char* scratch);
+
+  // Of a row's group in a panel.
+  size_t panel_bytes(const QuantizedWeight& weight) const {
+    return weight.row_group() / kStepInputs * step_bytes[weight.bits == 4 ? 0 : 1] + 8;
+  }
 };
 
 constexpr size_t kUnpackInputs = 1024;  // of a tile, unpacked at a time
@@ -60,18 +64,14 @@ enum class Codes { kNibbles, kSmall, kBytes };
 struct TileCall {
   const uint8_t* header;  // of the block's first group
   const uint8_t* codes;
-  const char* x;  // from the block's first input on
-  size_t x_stride;
-  const float* scales;   // of rows, from the block's first row group on
-  const float* offsets;  // or int32_t
-  size_t row_groups;     // from a row's scales to the next row's
-  size_t groups;         // of the block
-  size_t parts;          // row groups in a group
-  bool wide;             // the header is fp32
-  bool resume;           // go on from these sums, else from zero
-  float* sums;           // [rows][16]
-  const uint8_t* next;   // weights to fetch meanwhile, …
-  size_t next_bytes;     // … so many bytes of them a row group
+  const char* x;        // of the panel, from the block's first row group on
+  size_t groups;        // of the block
+  size_t parts;         // row groups in a group
+  bool wide;            // the header is fp32
+  bool resume;          // go on from these sums, else from zero
+  float* sums;          // [rows][16]
+  const uint8_t* next;  // weights to fetch meanwhile, …
+  size_t next_bytes;    // … so many bytes of them a row group
 };
 
 using TileKernel = void (*)(const TileCall&);
@@ -106,7 +106,7 @@ void tile_kernel(const TileCall& call) {
   using F = typename V::F;
   constexpr int kVecs = Q::kVecs;
   constexpr size_t kCodeBytes = kSteps * kQuantLineBytes / (kCodes == Codes::kNibbles ? 2 : 1);
-  constexpr size_t kXBytes = static_cast<size_t>(kSteps) * Q::template x_step_bytes<kCodes>();
+  constexpr size_t kXBytes = kRows * kSteps * Q::template step_bytes<kCodes>();
   const size_t plane = kQuantTileOutputs * (call.wide ? 4 : 2);
 
   F sums[kRows][kVecs];
@@ -115,7 +115,6 @@ void tile_kernel(const TileCall& call) {
   const uint8_t* codes = call.codes;
   const char* x = call.x;
   const uint8_t* next = call.next;
-  size_t at = 0;  // the row group
   for (size_t g = 0; g < call.groups; ++g) {
     F scale[kVecs], min[kVecs];
     load_plane<Q>(header, call.wide, scale);
@@ -124,26 +123,27 @@ void tile_kernel(const TileCall& call) {
       load_plane<Q>(header, call.wide, min);
       header += plane;
     }
-    for (size_t part = 0; part < call.parts; ++part, ++at) {
+    for (size_t part = 0; part < call.parts; ++part) {
       for (size_t o = 0; o < call.next_bytes; o += kQuantLineBytes) {
         __builtin_prefetch(next + o, 0, 2);
       }
       next += call.next_bytes;
       typename Q::I dots[kRows][kVecs];
-      Q::template dot<kCodes, kSteps, kRows>(codes, x, call.x_stride, dots);
+      Q::template dot<kCodes, kSteps, kRows>(codes, x, dots);
       codes += kCodeBytes;
-      x += kXBytes;
+      const auto* row_scales = reinterpret_cast<const float*>(x + kXBytes);
+      const auto* offsets = row_scales + kRows;
+      x += kXBytes + 8 * kRows;
       PLAIT_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        const size_t place = static_cast<size_t>(r) * call.row_groups + at;
-        const F row_scale = V::broadcast(call.scales[place]);
+        const F row_scale = V::broadcast(row_scales[r]);
         PLAIT_UNROLL
         for (int v = 0; v < kVecs; ++v) {
           auto dot = dots[r][v];
-          if constexpr (!kMins) dot = Q::minus(dot, call.offsets + place);
+          if constexpr (!kMins) dot = Q::minus(dot, offsets + r);
           sums[r][v] = V::fma(Q::to_float(dot), V::mul(scale[v], row_scale), sums[r][v]);
           if constexpr (kMins) {
-            sums[r][v] = V::fma(min[v], V::broadcast(call.offsets[place]), sums[r][v]);
+            sums[r][v] = V::fma(min[v], V::broadcast(offsets[r]), sums[r][v]);
           }
         }
       }
@@ -212,20 +212,17 @@ struct TileBlock {
 // Multiplies every panel of rows with one block.
 template <class Q, Codes kCodes>
 void multiply_tile(const QuantizedJob& job, const TileBlock& block, float* sums) {
-  const size_t x_bytes = job.weight.row_group() / kStepInputs * Q::template x_step_bytes<kCodes>();
-  const Panels panels(job.rows, Q::kMaxRows);
+  const size_t row_groups = job.weight.row_groups();
+  const size_t panel_bytes =
+      job.weight.row_group() / kStepInputs * Q::template step_bytes<kCodes>() + 8;
+  const Panels panels(job.output.rows, Q::kMaxRows);
   for (size_t p = 0; p < panels.count; ++p) {
     const size_t row = panels.first_row(p);
     const size_t rows = panels.height(p);
-    const size_t place = row * job.row_groups + block.part;
     TileCall call;
     call.header = block.header;
     call.codes = block.codes;
-    call.x = job.x + row * job.x_stride + block.part * x_bytes;
-    call.x_stride = job.x_stride;
-    call.scales = job.scales + place;
-    call.offsets = static_cast<const float*>(job.offsets) + place;
-    call.row_groups = job.row_groups;
+    call.x = job.panels + (row * row_groups + block.part * rows) * panel_bytes;
     call.groups = block.groups;
     call.parts = block.parts / block.groups;
     call.wide = block.wide;
@@ -234,7 +231,7 @@ void multiply_tile(const QuantizedJob& job, const TileBlock& block, float* sums)
     call.next = block.next;
     call.next_bytes = p == 0 ? block.next_bytes : 0;
     find_tile_kernel<Q, kCodes>(job.weight, rows)(call);
-    if (block.part + block.parts == job.row_groups) {
+    if (block.part + block.parts == row_groups) {
       write_panel<typename Q::V>(job.output, call.sums, row, rows, block.tile, 1);
     }
   }
@@ -265,13 +262,13 @@ void run_tile(const QuantizedJob& job, size_t tile, float* sums) {
   const size_t tile_bytes = weight.tile_bytes();
   TileBlock block{};
   block.tile = tile;
-  block.parts = job.row_groups;
+  block.parts = job.weight.row_groups();
   block.groups = weight.groups();
   block.header = weight.blob + tile * tile_bytes;
   block.codes = block.header + weight.header_bytes();
   block.wide = weight.wide;
   block.next = block.header + kAhead;
-  block.next_bytes = tile_bytes / job.row_groups;
+  block.next_bytes = tile_bytes / job.weight.row_groups();
   if (weight.bits == 4) {
     multiply_tile<Q, Codes::kNibbles>(job, block, sums);
   } else {
@@ -284,14 +281,14 @@ template <class Q>
 void run_tile_in_blocks(const QuantizedJob& job, size_t tile, float* sums, float* header,
                         uint8_t* codes) {
   const QuantizedWeight& weight = job.weight;
-  const size_t part_bytes = weight.code_bytes() / job.row_groups;
+  const size_t part_bytes = weight.code_bytes() / job.weight.row_groups();
   const size_t most_parts = kUnpackInputs / weight.row_group();
   const uint8_t* const tile_header = weight.blob + tile * weight.tile_bytes();
   const size_t parts_in_group = weight.group == 0 ? most_parts : weight.group / weight.row_group();
   TileBlock block{};
   block.tile = tile;
-  for (; block.part < job.row_groups; block.part += block.parts) {
-    block.parts = smaller(most_parts, job.row_groups - block.part);
+  for (; block.part < job.weight.row_groups(); block.part += block.parts) {
+    block.parts = smaller(most_parts, job.weight.row_groups() - block.part);
     block.groups = weight.group == 0 ? 1 : block.parts / parts_in_group;
     block.header = tile_header + block.part / parts_in_group * weight.group_header_bytes();
     if (weight.group == 0) block.header = tile_header;
@@ -312,6 +309,47 @@ void run_tile_in_blocks(const QuantizedJob& job, size_t tile, float* sums, float
   }
 }
 
+// [steps][rows] of a panel's row group.
+template <class Q>
+void pack_group(const QuantizedRows& from, size_t first_row, size_t rows, size_t first_input,
+                size_t group, bool is_small, char* out) {
+  const int8_t* codes = from.codes + first_row * from.row_bytes + first_input;
+  const size_t step_bytes =
+      is_small ? Q::template step_bytes<Codes::kSmall>() : Q::template step_bytes<Codes::kBytes>();
+  for (size_t k = 0; k < group; k += kStepInputs) {
+    for (size_t r = 0; r < rows; ++r, out += step_bytes) {
+      const int8_t* step = codes + r * from.row_bytes + k;
+      if (step_bytes == kStepInputs) {
+        std::memcpy(out, step, kStepInputs);
+      } else {
+        const int16_t wide[kStepInputs] = {step[0], step[2], step[1], step[3]};
+        std::memcpy(out, wide, sizeof(wide));
+      }
+    }
+  }
+}
+
+template <class Q>
+void pack_rows(const QuantizedWeight& weight, const QuantizedRows& from, size_t first_row,
+               size_t rows, char* panel) {
+  const size_t group = weight.row_group();
+  const size_t step_bytes = weight.bits == 4 ? Q::template step_bytes<Codes::kSmall>()
+                                             : Q::template step_bytes<Codes::kBytes>();
+  for (size_t g = 0; g < from.row_groups; ++g) {
+    pack_group<Q>(from, first_row, rows, g * group, group, weight.bits == 4, panel);
+    panel += group / kStepInputs * rows * step_bytes;
+    for (size_t r = 0; r < rows; ++r, panel += 4) {
+      std::memcpy(panel, from.scales + (first_row + r) * from.row_groups + g, 4);
+    }
+    for (size_t r = 0; r < rows; ++r, panel += 4) {
+      const size_t place = (first_row + r) * from.row_groups + g;
+      const float product = from.scales[place] * static_cast<float>(from.sums[place]);
+      const int32_t offset = weight.zero_point * from.sums[place];
+      std::memcpy(panel, weight.has_mins ? static_cast<const void*>(&product) : &offset, 4);
+    }
+  }
+}
+
 template <class Q>
 void run_quantized(const QuantizedJob& job, size_t begin, size_t end, char* scratch) {
   auto* codes = reinterpret_cast<uint8_t*>(scratch);
@@ -319,7 +357,7 @@ void run_quantized(const QuantizedJob& job, size_t begin, size_t end, char* scra
   float* sums = header + kUnpackInputs / 16 * 2 * kQuantTileOutputs;
   const size_t last = smaller(end * kGroupTiles, job.weight.tiles());
   for (size_t tile = begin * kGroupTiles; tile < last; ++tile) {
-    if (job.rows <= Q::kDirectRows) {
+    if (job.output.rows <= Q::kDirectRows) {
       run_tile<Q>(job, tile, sums);
     } else {
       run_tile_in_blocks<Q>(job, tile, sums, header, codes);

@@ -16,10 +16,9 @@ struct PlainQuant {
   static constexpr int kMaxRows = 4;
   static constexpr size_t kDirectRows = 4;
   static constexpr float kZeros[kRowGroup] = {};
-  static constexpr decltype(QuantizedKernels::widen) kWiden = nullptr;
 
   template <Codes>
-  static constexpr size_t x_step_bytes() {
+  static constexpr size_t step_bytes() {
     return kStepInputs;
   }
 
@@ -44,7 +43,7 @@ struct PlainQuant {
   }
 
   template <Codes kCodes, int kSteps, int kRows>
-  static void dot(const uint8_t* codes, const char* x, size_t x_stride, I (&out)[kRows][kVecs]) {
+  static void dot(const uint8_t* codes, const char* x, I (&out)[kRows][kVecs]) {
     int32_t sums[kRows][kQuantTileOutputs] = {};
     for (size_t s = 0; s < kSteps; ++s) {
       const bool halves = kCodes == Codes::kNibbles;
@@ -52,7 +51,7 @@ struct PlainQuant {
       const int shift = halves && s % 2 == 1 ? 4 : 0;
       const int mask = kCodes == Codes::kBytes ? 255 : 15;
       for (size_t r = 0; r < kRows; ++r) {
-        const auto* row = reinterpret_cast<const int8_t*>(x + r * x_stride) + s * kStepInputs;
+        const auto* row = reinterpret_cast<const int8_t*>(x) + (s * kRows + r) * kStepInputs;
         for (size_t n = 0; n < kQuantTileOutputs; ++n) {
           for (size_t i = 0; i < kStepInputs; ++i) {
             sums[r][n] += (line[n * kStepInputs + i] >> shift & mask) * row[i];
@@ -154,8 +153,8 @@ void exact_chunk(const QuantizedKernels& kernels, const QuantizedLinearArgs& arg
                  size_t rows, const ParallelFor& parallel_for) {
   const QuantizedWeight& weight = args.weight;
   float* panels = rows_buffer.at_least(rows * weight.in_features);
-  const Panels split(rows, kernels.exact_panel_rows);
-  const size_t pack_grain = ceil_div(20'000, weight.in_features * kernels.exact_panel_rows);
+  const Panels split(rows, kernels.max_exact_rows);
+  const size_t pack_grain = ceil_div(20'000, weight.in_features * kernels.max_exact_rows);
   parallel_for(split.count, pack_grain, [&](size_t begin, size_t end) {
     for (size_t p = begin; p < end; ++p) {
       const size_t row = split.first_row(p);
@@ -172,57 +171,19 @@ void exact_chunk(const QuantizedKernels& kernels, const QuantizedLinearArgs& arg
   });
 }
 
-// What kernels need of a chunk's rows, in one buffer of the calling thread.
-class RowsBuffer {
- public:
-  RowsBuffer(const QuantizedWeight& weight, size_t rows, bool is_wide, bool is_given)
-      : inputs_(weight.padded_inputs()), groups_(weight.row_groups()) {
-    const size_t places = rows * groups_;
-    const size_t code_floats = is_given ? 0 : floats_of(rows * inputs_);
-    const size_t wide_floats = is_wide ? floats_of(2 * rows * inputs_) : 0;
-    offsets = rows_buffer.at_least(3 * places + code_floats + wide_floats);
-    scales = offsets + places;
-    sums = reinterpret_cast<int32_t*>(scales + places);
-    wide = reinterpret_cast<int16_t*>(sums + places);
-    codes = reinterpret_cast<int8_t*>(reinterpret_cast<float*>(wide) + wide_floats);
-  }
-
-  float* offsets;
-  float* scales;
-  int32_t* sums;
-  int16_t* wide;
-  int8_t* codes;
-
- private:
-  size_t inputs_;
-  size_t groups_;
-};
-
-void fill_offsets(const QuantizedWeight& weight, const QuantizedRows& rows, size_t begin,
-                  size_t end, float* out) {
-  for (size_t i = begin * rows.row_groups; i < end * rows.row_groups; ++i) {
-    if (weight.has_mins) {
-      out[i] = rows.scales[i] * static_cast<float>(rows.sums[i]);
-    } else {
-      const int32_t offset = weight.zero_point * rows.sums[i];
-      std::memcpy(out + i, &offset, sizeof(offset));
-    }
-  }
-}
-
-void quantized_chunk(const QuantizedKernels& kernels, const QuantizedLinearArgs& args,
-                     size_t first_row, size_t rows, const ParallelFor& parallel_for) {
+// The rows of a chunk, quantised: those that were given, or made here in `buffer`.
+QuantizedRows quantize_chunk(const QuantizedKernels& kernels, const QuantizedLinearArgs& args,
+                             size_t first_row, size_t rows, float* buffer,
+                             const ParallelFor& parallel_for) {
   const QuantizedWeight& weight = args.weight;
   const size_t inputs = weight.padded_inputs();
   const size_t row_groups = weight.row_groups();
-  const bool is_wide = weight.bits == 8 && kernels.widen != nullptr;
-  const RowsBuffer buffer(weight, rows, is_wide, args.quantized != nullptr);
-
-  QuantizedRows made{buffer.codes, buffer.scales, buffer.sums, rows, inputs, row_groups};
   if (args.quantized != nullptr) {
-    made.codes = args.quantized->codes + first_row * inputs;
-    made.scales = args.quantized->scales + first_row * row_groups;
-    made.sums = args.quantized->sums + first_row * row_groups;
+    QuantizedRows part = *args.quantized;
+    part.codes += first_row * inputs;
+    part.scales += first_row * row_groups;
+    part.sums += first_row * row_groups;
+    return part;
   }
   QuantizeRowsArgs rounding{};
   rounding.x = row_of(args, first_row);
@@ -232,28 +193,37 @@ void quantized_chunk(const QuantizedKernels& kernels, const QuantizedLinearArgs&
   rounding.in_features = weight.in_features;
   rounding.padded_inputs = inputs;
   rounding.row_group = weight.row_group();
-  rounding.codes = buffer.codes;
-  rounding.scales = buffer.scales;
-  rounding.sums = buffer.sums;
-  parallel_for(rows, ceil_div(20'000, inputs), [&](size_t begin, size_t end) {
-    if (args.quantized == nullptr) kernels.quantize_rows(rounding, begin, end);
-    fill_offsets(weight, made, begin, end, buffer.offsets);
-    if (is_wide) {
-      kernels.widen(made.codes + begin * inputs, (end - begin) * inputs,
-                    buffer.wide + begin * inputs);
+  rounding.scales = buffer;
+  rounding.sums = reinterpret_cast<int32_t*>(buffer + rows * row_groups);
+  rounding.codes = reinterpret_cast<int8_t*>(buffer + 2 * rows * row_groups);
+  quantize_rows(kernels, rounding, parallel_for);
+  return {rounding.codes, rounding.scales, rounding.sums, rows, inputs, row_groups};
+}
+
+void quantized_chunk(const QuantizedKernels& kernels, const QuantizedLinearArgs& args,
+                     size_t first_row, size_t rows, const ParallelFor& parallel_for) {
+  const QuantizedWeight& weight = args.weight;
+  const size_t row_panel_bytes = weight.row_groups() * kernels.panel_bytes(weight);
+  const size_t panel_floats = floats_of(rows * row_panel_bytes);
+  const size_t row_floats =
+      2 * rows * weight.row_groups() + floats_of(rows * weight.padded_inputs());
+  float* buffer = rows_buffer.at_least(panel_floats + row_floats);
+  auto* panels = reinterpret_cast<char*>(buffer);
+  const QuantizedRows from =
+      quantize_chunk(kernels, args, first_row, rows, buffer + panel_floats, parallel_for);
+  const Panels split(rows, kernels.max_panel_rows);
+  const size_t pack_grain = ceil_div(80'000, weight.padded_inputs() * kernels.max_panel_rows);
+  parallel_for(split.count, pack_grain, [&](size_t begin, size_t end) {
+    for (size_t p = begin; p < end; ++p) {
+      const size_t row = split.first_row(p);
+      kernels.pack(weight, from, row, split.height(p), panels + row * row_panel_bytes);
     }
   });
 
   QuantizedJob job;
   job.output = output_of(args, first_row, rows);
   job.weight = weight;
-  job.x = is_wide ? reinterpret_cast<const char*>(buffer.wide)
-                  : reinterpret_cast<const char*>(made.codes);
-  job.x_stride = is_wide ? 2 * inputs : inputs;
-  job.scales = made.scales;
-  job.offsets = buffer.offsets;
-  job.rows = rows;
-  job.row_groups = row_groups;
+  job.panels = panels;
   const size_t groups = ceil_div(weight.tiles(), kGroupTiles);
   parallel_for(groups, grain_groups(weight, rows), [&](size_t begin, size_t end) {
     float* scratch = work_buffer.at_least(floats_of(quantized_scratch_bytes(rows)));
@@ -270,6 +240,8 @@ const QuantizedKernels& quantized_kernels_plain() {
 
 const QuantizedKernels& quantized_kernels([[maybe_unused]] CpuIsa isa) {
 #if PLAIT_HAS_X86_SOURCES
+  if (isa >= CpuIsa::kAvx512Vnni) return quantized_kernels_vnni();
+  if (isa >= CpuIsa::kAvx512) return quantized_kernels_avx512();
   if (isa >= CpuIsa::kAvx2) return quantized_kernels_avx2();
 #endif
   return quantized_kernels_plain();

@@ -17,7 +17,7 @@ struct Avx2Quant {
   static constexpr float kZeros[kRowGroup] = {};
 
   template <Codes kCodes>
-  static constexpr size_t x_step_bytes() {
+  static constexpr size_t step_bytes() {
     return kCodes == Codes::kBytes ? 8 : 4;
   }
 
@@ -37,21 +37,26 @@ struct Avx2Quant {
     return _mm256_and_si256(_mm256_srli_epi32(v, kShift), _mm256_set1_epi32((1 << kBits) - 1));
   }
 
+  // Keeps sums where they are: GCC would add up the products of several steps as a tree, and so
+  // many of them drive each other out of registers.
+  static PLAIT_INLINE void pin(I& v) { __asm__("" : "+x"(v)); }
+
   template <int kRows>
-  static PLAIT_INLINE void add_step16(const I (&codes)[kVecs], const char* x, size_t x_stride,
+  static PLAIT_INLINE void add_step16(const I (&codes)[kVecs], const char* x,
                                       I (&sums)[kRows][kVecs]) {
     PLAIT_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const I row = broadcast(x + static_cast<size_t>(r) * x_stride);
+      const I row = broadcast(x + 4 * r);
       PLAIT_UNROLL
       for (int v = 0; v < kVecs; ++v) {
         sums[r][v] = _mm256_add_epi16(sums[r][v], _mm256_maddubs_epi16(codes[v], row));
+        pin(sums[r][v]);
       }
     }
   }
 
   template <int kRows>
-  static PLAIT_INLINE void add_step32(const uint8_t* codes, const char* x, size_t x_stride,
+  static PLAIT_INLINE void add_step32(const uint8_t* codes, const char* x,
                                       I (&sums)[kRows][kVecs]) {
     I even[kVecs], odd[kVecs];
     PLAIT_UNROLL
@@ -62,20 +67,19 @@ struct Avx2Quant {
     }
     PLAIT_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const char* at = x + static_cast<size_t>(r) * x_stride;
-      const I x_even = broadcast(at);
-      const I x_odd = broadcast(at + 4);
+      const I x_even = broadcast(x + 8 * r);
+      const I x_odd = broadcast(x + 8 * r + 4);
       PLAIT_UNROLL
       for (int v = 0; v < kVecs; ++v) {
         sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(even[v], x_even));
         sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(odd[v], x_odd));
+        pin(sums[r][v]);
       }
     }
   }
 
   template <Codes kCodes, int kSteps, int kRows>
-  static PLAIT_INLINE void dot(const uint8_t* codes, const char* x, size_t x_stride,
-                               I (&out)[kRows][kVecs]) {
+  static PLAIT_INLINE void dot(const uint8_t* codes, const char* x, I (&out)[kRows][kVecs]) {
     PLAIT_UNROLL
     for (int r = 0; r < kRows; ++r) {
       PLAIT_UNROLL
@@ -83,7 +87,7 @@ struct Avx2Quant {
     }
     if constexpr (kCodes == Codes::kBytes) {
       PLAIT_UNROLL
-      for (int s = 0; s < kSteps; ++s) add_step32<kRows>(codes + 64 * s, x + 8 * s, x_stride, out);
+      for (int s = 0; s < kSteps; ++s) add_step32<kRows>(codes + 64 * s, x + 8 * kRows * s, out);
       return;
     }
     const I low = _mm256_set1_epi8(15);
@@ -92,16 +96,16 @@ struct Avx2Quant {
       for (int s = 0; s < kSteps; s += 2) {
         const I line[kVecs] = {load_codes(codes + 32 * s), load_codes(codes + 32 * s + 32)};
         const I first[kVecs] = {_mm256_and_si256(line[0], low), _mm256_and_si256(line[1], low)};
-        add_step16<kRows>(first, x + 4 * s, x_stride, out);
+        add_step16<kRows>(first, x + 4 * kRows * s, out);
         const I second[kVecs] = {_mm256_and_si256(_mm256_srli_epi16(line[0], 4), low),
                                  _mm256_and_si256(_mm256_srli_epi16(line[1], 4), low)};
-        add_step16<kRows>(second, x + 4 * s + 4, x_stride, out);
+        add_step16<kRows>(second, x + 4 * kRows * (s + 1), out);
       }
     } else {
       PLAIT_UNROLL
       for (int s = 0; s < kSteps; ++s) {
         const I step[kVecs] = {load_codes(codes + 64 * s), load_codes(codes + 64 * s + 32)};
-        add_step16<kRows>(step, x + 4 * s, x_stride, out);
+        add_step16<kRows>(step, x + 4 * kRows * s, out);
       }
     }
     PLAIT_UNROLL
@@ -156,17 +160,6 @@ struct Avx2Quant {
     half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
     return _mm_cvtsi128_si32(half);
   }
-
-  // Steps of four codes to (x0, x2), (x1, x3).
-  static void widen(const int8_t* codes, size_t count, int16_t* out) {
-    const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
-    for (size_t i = 0; i < count; i += 16) {
-      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
-                          _mm256_cvtepi8_epi16(_mm_shuffle_epi8(bytes, order)));
-    }
-  }
-  static constexpr auto kWiden = &widen;
 };
 
 }  // namespace

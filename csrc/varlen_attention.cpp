@@ -49,6 +49,7 @@ VarlenKernels varlen_kernels(CpuIsa isa) {
   switch (isa) {
     case CpuIsa::kAvx512Bf16:
       return varlen_kernels_avx512_bf16();
+    case CpuIsa::kAvx512Vnni:
     case CpuIsa::kAvx512:
       return varlen_kernels_avx512();
     case CpuIsa::kAvx2:

@@ -175,7 +175,7 @@ MODEL = (
         "Model",
         "cpu_isa",
         "Instruction set of the CPU kernels. Default: the best there is.",
-        choices=("generic", "avx2", "avx512", "avx512_bf16"),
+        choices=("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16"),
         metavar="NAME",
     ),
 )

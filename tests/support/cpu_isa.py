@@ -6,7 +6,7 @@ import torch
 
 from plait.platform.ops.linear import linear, pack_linear
 
-NAMES = ("generic", "avx2", "avx512", "avx512_bf16")
+NAMES = ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 
 
 def available() -> list[str]:

@@ -14,6 +14,7 @@ X86 = platform.machine() in ("x86_64", "AMD64")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = tuple(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16")) + AVX2[1:]
+FLAGS = {"_avx2": AVX2, "_avx512": AVX512, "_vnni": (*AVX512, "-mavx512vnni")}
 
 
 def build(sources: list[str], folder: Path) -> Path:
@@ -31,14 +32,14 @@ def build(sources: list[str], folder: Path) -> Path:
         pytest.skip("the compiler has no sanitizers")
 
     def compile_one(name: str) -> str:
-        flags = AVX2 if name.endswith("_avx2") else AVX512 if name.endswith("_avx512") else ()
+        flags = next((FLAGS[end] for end in FLAGS if name.endswith(end)), ())
         target = folder / (name.replace("/", "_") + ".o")
         options = ["-std=c++20", "-O1", f"-DPLAIT_HAS_X86_SOURCES={int(X86)}", f"-I{CSRC}"]
         source = ["-c", str(CSRC / f"{name}.cpp"), "-o", str(target)]
         subprocess.run([cxx, *options, *SANITIZE, *flags, *source], check=True)
         return str(target)
 
-    names = [name for name in sources if X86 or not name.endswith(("_avx2", "_avx512"))]
+    names = [name for name in sources if X86 or not name.endswith(tuple(FLAGS))]
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_one, names))
     subprocess.run([cxx, *SANITIZE, *objects, "-o", str(folder / "test")], check=True)
