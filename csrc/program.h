@@ -13,6 +13,7 @@
 
 #include "element.h"
 #include "gated_activation.h"
+#include "quantized_weight.h"
 
 namespace plait {
 
@@ -41,6 +42,14 @@ struct LinearOp {
   size_t out_features;
   Vector bias;
   int64_t leaf;  // among those that adapters change; negative: they cannot
+};
+
+struct QuantizedLinearOp {
+  size_t output;
+  size_t input;
+  QuantizedWeight weight;
+  Vector bias;
+  int64_t leaf;
 };
 
 struct RmsNormOp {
@@ -142,7 +151,7 @@ struct CallOp {
 
 using Operation = std::variant<LinearOp, RmsNormOp, LayerNormOp, HeadNormOp, RopeOp, AttentionOp,
                                GatedActivationOp, ActivationOp, AddOp, ScaleOp, CopyOp, TapOp,
-                               AddEmbedsOp, CallOp>;
+                               AddEmbedsOp, CallOp, QuantizedLinearOp>;
 
 struct Instruction {
   Operation operation;

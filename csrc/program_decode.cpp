@@ -158,6 +158,14 @@ class Fields {
 // --- one function for each kind
 // -------------------------------------------------------------------
 
+void expect_linear(Fields& f, size_t input, size_t output, size_t inputs, size_t outputs) {
+  f.expect(input != output, "writes the register that it reads");
+  f.expect(f.width(input) == inputs, "takes ", inputs, " inputs, register ", input, " has ",
+           f.width(input));
+  f.expect(f.width(output) == outputs, "gives ", outputs, " outputs, register ", output, " has ",
+           f.width(output));
+}
+
 Operation read_linear(Fields& f) {
   LinearOp op{};
   op.input = f.source();
@@ -167,11 +175,7 @@ Operation read_linear(Fields& f) {
   op.out_features = static_cast<size_t>(f.integer(1, kMostColumns, "outputs"));
   op.bias = f.vector("bias", op.out_features, true);
   op.leaf = f.integer(-1, std::numeric_limits<int32_t>::max(), "leaf");
-  f.expect(op.input != op.output, "writes the register that it reads");
-  f.expect(f.width(op.input) == op.in_features, "takes ", op.in_features, " inputs, register ",
-           op.input, " has ", f.width(op.input));
-  f.expect(f.width(op.output) == op.out_features, "gives ", op.out_features, " outputs, register ",
-           op.output, " has ", f.width(op.output));
+  expect_linear(f, op.input, op.output, op.in_features, op.out_features);
   const size_t per_step = f.type() == Element::kFloat32 ? 1 : 2;
   const size_t num_tiles = (op.out_features + kTileOutputs - 1) / kTileOutputs;
   const size_t steps = (op.in_features + per_step - 1) / per_step;
@@ -182,6 +186,35 @@ Operation read_linear(Fields& f) {
                  "weight");
   op.weight = tiles.data;
   op.weight_bytes = num_tiles * steps * kStepBytes;
+  return op;
+}
+
+Operation read_quantized_linear(Fields& f) {
+  QuantizedLinearOp op{};
+  QuantizedWeight& weight = op.weight;
+  op.input = f.source();
+  op.output = f.target();
+  const TensorView& blob = *f.tensor("weight");
+  weight.in_features = static_cast<size_t>(f.integer(1, kMostColumns, "inputs"));
+  weight.out_features = static_cast<size_t>(f.integer(1, kMostColumns, "outputs"));
+  const int64_t bits = f.integer(4, 8, "bits");
+  const int64_t group = f.integer(0, 128, "a group of");
+  weight.wide = f.flag();
+  const int64_t zero_point = f.integer(-1, 255, "zero point");
+  weight.exact = f.flag();
+  op.bias = f.vector("bias", weight.out_features, true);
+  op.leaf = f.integer(-1, std::numeric_limits<int32_t>::max(), "leaf");
+  f.expect(bits == 4 || bits == 8, "has ", bits, " bits");
+  f.expect(group == 0 || group == 16 || group == 32 || group == 64 || group == 128,
+           "has groups of ", group);
+  weight.bits = static_cast<int>(bits);
+  weight.group = static_cast<size_t>(group);
+  weight.has_mins = zero_point < 0;
+  weight.zero_point = weight.has_mins ? 0 : static_cast<int>(zero_point);
+  expect_linear(f, op.input, op.output, weight.in_features, weight.out_features);
+  f.expect_type(blob, ValueType::kUint8, "weight");
+  f.expect_sizes(blob, {static_cast<int64_t>(weight.tiles() * weight.tile_bytes())}, "weight");
+  weight.blob = static_cast<const uint8_t*>(blob.data);
   return op;
 }
 
@@ -383,7 +416,8 @@ constexpr Reader kReaders[] = {&read_linear,
                                &read_copy,
                                &read_tap,
                                &read_add_embeds,
-                               &read_call};
+                               &read_call,
+                               &read_quantized_linear};
 
 Program empty_program(const EncodedProgram& encoded) {
   Program program{};

@@ -59,26 +59,45 @@ Work Execution::operator()(const LinearOp& op) {
   args.out_stride = op.out_features;
   args.out_type = type();
   linear(runner.kernels_.linear, args, runner.parallel_for_);
-  if (op.leaf >= 0 && runner.step_.lora.num_segments > 0) change_by_adapters(op);
+  change_by_adapters(op.leaf, op.input, op.output);
   return {static_cast<int64_t>(op.weight_bytes),
           2 * static_cast<int64_t>(rows() * op.in_features * op.out_features)};
 }
 
-void Execution::change_by_adapters(const LinearOp& op) {
+Work Execution::operator()(const QuantizedLinearOp& op) {
+  QuantizedLinearArgs args{};
+  args.x = at(op.input);
+  args.x_type = type();
+  args.rows = rows();
+  args.x_stride = op.weight.in_features;
+  args.weight = op.weight;
+  args.bias = op.bias.data;
+  args.bias_type = op.bias.type;
+  args.out = at(op.output);
+  args.out_stride = op.weight.out_features;
+  args.out_type = type();
+  quantized_linear(*runner.kernels_.quantized_linear, args, runner.parallel_for_);
+  change_by_adapters(op.leaf, op.input, op.output);
+  return {static_cast<int64_t>(op.weight.tiles() * op.weight.tile_bytes()),
+          2 * static_cast<int64_t>(rows() * op.weight.in_features * op.weight.out_features)};
+}
+
+void Execution::change_by_adapters(int64_t leaf, size_t input, size_t output) {
+  if (leaf < 0 || runner.step_.lora.num_segments == 0) return;
   const auto before = std::chrono::steady_clock::now();
   std::vector<LoraSegment>& segments = runner.segments_;
-  find_lora_segments(runner.step_.lora, op.leaf, static_cast<int64_t>(rows()),
-                     static_cast<int64_t>(op.in_features), static_cast<int64_t>(op.out_features),
+  find_lora_segments(runner.step_.lora, leaf, static_cast<int64_t>(rows()),
+                     static_cast<int64_t>(width(input)), static_cast<int64_t>(width(output)),
                      segments);
   if (segments.empty()) return;
   LoraArgs args{};
-  args.x = at(op.input);
+  args.x = at(input);
   args.x_type = type();
-  args.x_stride = op.in_features;
-  args.inputs = op.in_features;
-  args.out = at(op.output);
+  args.x_stride = width(input);
+  args.inputs = width(input);
+  args.out = at(output);
   args.out_type = type();
-  args.out_stride = op.out_features;
+  args.out_stride = width(output);
   args.segments = segments.data();
   args.num_segments = segments.size();
   plait::lora(runner.kernels_.lora, args, runner.parallel_for_);

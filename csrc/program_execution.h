@@ -34,6 +34,7 @@ struct Execution {
   Work operator()(const TapOp& op);
   Work operator()(const AddEmbedsOp& op);
   Work operator()(const CallOp& op);
+  Work operator()(const QuantizedLinearOp& op);
 
   // Books what adapters took under `count`; returns their nanoseconds.
   int64_t take_lora(Count& count);
@@ -51,7 +52,8 @@ struct Execution {
   template <class Args>
   void in_parts(void (*kernel)(const Args&, size_t, size_t), const Args& args, size_t count,
                 size_t values_each) const;
-  void change_by_adapters(const LinearOp& op);
+  // Of the linear that has just been computed.
+  void change_by_adapters(int64_t leaf, size_t input, size_t output);
   void write_kv(const AttentionOp& op) const;
   Work attention_work(const AttentionProblem& problem, const AttentionOp& op) const;
 };

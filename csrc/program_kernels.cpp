@@ -8,6 +8,7 @@ ProgramKernels program_kernels(CpuIsa isa) {
     const bool has_bf16 = isa == CpuIsa::kAvx512Bf16;
     return {isa,
             has_bf16 ? linear_kernels_avx512_bf16() : linear_kernels_avx512(),
+            &quantized_kernels(isa),
             lora_kernels_avx512(),
             &rms_norm_avx512,
             &layer_norm_avx512,
@@ -19,6 +20,7 @@ ProgramKernels program_kernels(CpuIsa isa) {
   if (isa == CpuIsa::kAvx2) {
     return {isa,
             linear_kernels_avx2(),
+            &quantized_kernels(isa),
             lora_kernels_avx2(),
             &rms_norm_avx2,
             &layer_norm_avx2,
@@ -30,6 +32,7 @@ ProgramKernels program_kernels(CpuIsa isa) {
 #endif
   return {isa,
           linear_kernels_plain(),
+          &quantized_kernels(isa),
           lora_kernels_plain(),
           &rms_norm_plain,
           &layer_norm_plain,

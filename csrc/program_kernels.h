@@ -8,6 +8,7 @@
 #include "layer_norm.h"
 #include "linear.h"
 #include "lora.h"
+#include "quantized_linear.h"
 #include "residual.h"
 #include "rms_norm.h"
 #include "rope.h"
@@ -17,6 +18,7 @@ namespace plait {
 struct ProgramKernels {
   CpuIsa isa;  // for paged_attention, which chooses by itself
   LinearKernels linear;
+  const QuantizedKernels* quantized_linear;
   LoraKernels lora;
   RmsNormKernel rms_norm;
   LayerNormKernel layer_norm;

@@ -36,6 +36,7 @@ from plait.platform.model.native.instructions import (
 )
 from plait.platform.ops.activation import Activation
 from plait.platform.ops.linear import PackedWeight
+from plait.platform.ops.quantized_weight import PackedQuantized, Scales
 
 _ACTIVATIONS = get_args(Activation)  # in the order of the enum in csrc/gated_activation.h
 
@@ -57,7 +58,7 @@ def encode(program: Program) -> EncodedProgram:
     code: list[int] = []
     names: list[str] = []
     for instruction in program.code:
-        kind, fields_of = _KINDS[type(instruction)]
+        kind, fields_of = _kind_of(instruction)
         name = getattr(instruction, "name", "") or _NAMES[type(instruction)]
         names.append(name)
         phase = phases.setdefault(_phase(instruction, name), len(phases))
@@ -69,6 +70,12 @@ def encode(program: Program) -> EncodedProgram:
         names=tuple(" ".join(name.split()) for name in names),
         phases=tuple(phases),
     )
+
+
+def _kind_of(instruction: Instruction) -> tuple[int, Callable[[Any, _Tensors], list[int]]]:
+    if isinstance(instruction, LinearOp) and isinstance(instruction.weight, PackedQuantized):
+        return len(_ENCODERS), _quantized_linear
+    return _KINDS[type(instruction)]
 
 
 def _phase(instruction: Instruction, name: str) -> str:
@@ -106,10 +113,24 @@ def _columns(columns: Columns) -> list[int]:
 
 def _linear(op: LinearOp, tensors: _Tensors) -> list[int]:
     weight = op.weight
-    if not isinstance(weight, PackedWeight):
-        raise RuntimeError(f"{op.name}: quantised weights are not run by programs")
+    assert isinstance(weight, PackedWeight)
     sizes = [weight.in_features, weight.out_features]
     return [op.input, op.output, tensors(weight.tiles), *sizes, tensors(op.bias), op.leaf]
+
+
+def _quantized_linear(op: LinearOp, tensors: _Tensors) -> list[int]:
+    weight = op.weight
+    assert isinstance(weight, PackedQuantized)
+    form = [
+        weight.bits,
+        weight.group,
+        int(weight.scales is Scales.FLOAT32),
+        -1 if weight.zero_point is None else weight.zero_point,
+        int(weight.activations == "exact"),
+    ]
+    sizes = [weight.in_features, weight.out_features]
+    places = [op.input, op.output, tensors(weight.blob)]
+    return [*places, *sizes, *form, tensors(op.bias), op.leaf]
 
 
 def _norm_fields(op: RMSNormOp | HeadNormOp, tensors: _Tensors) -> list[int]:
@@ -163,7 +184,7 @@ def _add_embeds(op: AddEmbedsOp, _: _Tensors) -> list[int]:
     return [op.output, op.level]
 
 
-# In the order of `kReaders` in program_decode.cpp.
+# In the order of `kReaders` in program_decode.cpp; linears with quantised weights come last.
 _ENCODERS: Sequence[tuple[type, str, Callable[[Any, _Tensors], list[int]]]] = (
     (LinearOp, "linear", _linear),
     (RMSNormOp, "rms_norm", _rms_norm),

@@ -28,6 +28,7 @@ from plait.platform.model.native.instructions import (
 )
 from plait.platform.ops.activation import activation
 from plait.platform.ops.layer_norm import layer_norm
+from plait.platform.ops.quantized_weight import Activations, pack_quantized, quantize
 
 NUM_ROWS = (1, 2, 7, 64)
 HEADS = Columns(register=1, start=5, num_heads=3, head_size=10)
@@ -60,6 +61,22 @@ def test_linear(num_rows: int, dtype: torch.dtype, has_bias: bool) -> None:
     bias = values.rows(37) if has_bias else None
     op = LinearOp(output=1, input=0, weight=values.weight(37, 51), bias=bias)
     ours, theirs = run_one(op, values.rows(num_rows, 51), out_width=37)
+    assert torch.equal(ours, theirs)
+
+
+@every_size
+@every_dtype
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", [32, 200])
+@pytest.mark.parametrize("activations", ["exact", "int8"])
+def test_linear_over_a_quantised_weight(
+    num_rows: int, dtype: torch.dtype, bits: int, group: int, activations: Activations
+) -> None:
+    values = Values(dtype)
+    quantized = quantize(values.rows(37, 101), bits=bits, group=group)
+    weight = pack_quantized(quantized, activations=activations)
+    op = LinearOp(output=1, input=0, weight=weight, bias=values.rows(37))
+    ours, theirs = run_one(op, values.rows(num_rows, 101), out_width=37)
     assert torch.equal(ours, theirs)
 
 

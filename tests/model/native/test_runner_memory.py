@@ -12,6 +12,7 @@ KERNELS = (
     "linear",
     "lora",
     "paged_attention",
+    "quantized_linear",
     "residual",
     "rms_norm",
     "rope",
@@ -32,6 +33,7 @@ PLAIN = (
 
 def test_programs_and_threads_stay_within_their_memory(tmp_path: Path) -> None:
     kernels = [f"{kernel}{isa}" for kernel in KERNELS for isa in ("", "_avx2", "_avx512")]
+    kernels = [name for name in kernels if (sanitized.CSRC / f"{name}.cpp").exists()]
     program = sanitized.build([*kernels, *PLAIN, "tests/program_test"], tmp_path)
     done = subprocess.run([program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
