@@ -120,17 +120,24 @@ class LocalEngine:
         self, plan: Plan, make: PromptMaker, tell: Callable[[str], None]
     ) -> list[tuple[int, dict[str, Stage], dict[str, Any]]]:
         """By batch size: the parts of prefill and decode, and what the machine gave just before."""
-        cores = usable_cores()[: torch.get_num_threads()]
         found = []
         for size in plan.batch_sizes:
             shape = Shape(
                 batch_size=size, input_tokens=plan.input_tokens, output_tokens=plan.output_tokens
             )
             tell(f"batch {size}: where the time goes")
-            reached = probing.reached(cores).as_dict()
-            prompts = make(shape, plan.seed - 1)
+            reached, prompts = self.probe(), make(shape, plan.seed - 1)
             found.append((size, explain(self.runner, prompts, plan.output_tokens), reached))
         return found
+
+    def probe(self) -> dict[str, Any]:
+        """What the machine gives right now, by as many threads as the engine computes with."""
+        return probing.reached(usable_cores()[: torch.get_num_threads()]).as_dict()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all packed weights; a decode step reads them once."""
+        return self._config.model.weight_bytes
 
     def what_runs(self) -> dict[str, str]:
         """Executor, dtype and bytes of weights, for reports."""

@@ -11,7 +11,7 @@ from plait.platform.cli import bench_compare, table
 from plait.platform.cli.command import EPILOG, with_flags
 from plait.platform.cli.settings import engine_options
 from plait.platform.cli.sources import Resolved
-from plait.platform.cli.table import Batches, Load, Measuring, Picturing
+from plait.platform.cli.table import Batches, Filling, Load, Measuring, Picturing
 from plait.platform.errors import ConfigError, EngineDied
 
 if TYPE_CHECKING:
@@ -115,6 +115,66 @@ def images(*, flags: Resolved) -> None:
     results = list(bench.measure(engine_options(flags), sizes, measuring.repeats))
     report = {"bench": "images", "machine": machine.facts(), "results": results}
     _finish(measuring, report, bench.table(results))
+
+
+@app.command(epilog=EPILOG)
+@with_flags(table.BANDWIDTH, table.KNOWN)
+def bandwidth(*, flags: Resolved) -> None:
+    """The share of the memory's rate that decoding reaches, by a random model of any size."""
+    from plait.platform.bench.machine import first_core, pin_to_cores
+
+    measuring = flags.build(Measuring)
+    longest = measuring.input_len + measuring.output_len
+    options = engine_options(
+        flags, max_num_seqs=1, max_model_len=max(longest, 32), speculation="off"
+    )
+    if not options.num_threads or flags.given("cores"):
+        pin_to_cores(flags["cores"] or first_core())
+    from plait.platform.bench.bandwidth import measure, random_engine
+    from plait.platform.bench.throughput import Plan
+
+    engine = random_engine(options, flags.build(Filling).model_bytes)
+    plan = Plan(
+        batch_sizes=(1,),
+        input_tokens=measuring.input_len,
+        output_tokens=measuring.output_len,
+        repeats=measuring.repeats,
+        warm_up=measuring.warm_up,
+        seed=measuring.bench_seed,
+    )
+    result, tables = measure(engine, plan, _tell)
+    _finish(measuring, {"bench": "bandwidth"} | engine.facts() | {"results": result}, *tables)
+
+
+@app.command(epilog=EPILOG)
+@with_flags(table.STARTUP, table.KNOWN)
+def startup(*, flags: Resolved) -> None:
+    """Seconds from the command to MODEL's first token, each time in a new process."""
+    from plait.platform.bench import machine
+    from plait.platform.bench.report import write_json
+    from plait.platform.bench.startup import measure
+
+    measuring = flags.build(Measuring)
+    result = measure(_as_arguments(flags), measuring.repeats, _tell)
+    if measuring.json:
+        report = {"bench": "startup", "machine": machine.facts(), "results": result}
+        write_json(report, measuring.json)
+    if measuring.json != "-":
+        typer.echo(f"first token after {result['median_s']:.2f} s (median)")
+
+
+def _as_arguments(flags: Resolved) -> list[str]:
+    """The model's flags as they were given, for another command."""
+    arguments: list[str] = []
+    for flag in table.MODEL:
+        if not flags.given(flag.key) or flag.field == "progress":
+            continue
+        value, name = flags[flag.key], f"--{flag.spelling}"
+        if isinstance(value, bool):
+            arguments.append(name if value else f"--no-{flag.spelling}")
+        else:
+            arguments += [name, str(value)]
+    return arguments
 
 
 @app.command(epilog=EPILOG)

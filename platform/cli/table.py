@@ -90,6 +90,13 @@ class Picturing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Filling:
+    """What `plait bench bandwidth` adds."""
+
+    model_bytes: int = 320 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparing:
     """What `plait bench compare` and `plait bench peers` add."""
 
@@ -455,6 +462,17 @@ PEERS = (
     next(flag for flag in COMPARING if flag.field == "peers_dir"),
     _compare("install", "Peer to install, into an environment of its own. Repeatable."),
 )
+FILLING = (
+    _flag(
+        Filling,
+        "Measurement",
+        "model_bytes",
+        "Bytes of the random model's packed matrices.",
+        name="model-size",
+        kind=SIZE,
+        low=1 << 20,
+    ),
+)
 LOAD = (
     _load("url", "Server to measure.", metavar="URL"),
     _load("model", "Its model. Default: the first it lists."),
@@ -529,13 +547,20 @@ BENCH_IMAGES = (
     *CORES,
     *(flag for flag in MEASURING if flag.field in ("json", "repeats")),
 )
+BANDWIDTH = (
+    *FILLING,
+    *(flag for flag in MODEL if flag.field not in ("model", "revision")),
+    *CORES,
+    *(flag for flag in MEASURING if flag.field != "prompt_file"),
+)
+STARTUP = (*MODEL, *(flag for flag in MEASURING if flag.field in ("json", "repeats")))
 BENCH_SERVE = (*LOAD, *MEASURING)
 # What an environment variable or a line of a file may set, whichever command reads it.
 KNOWN = tuple(
     {
         flag.key: flag
         for flag in (
-            *(*THROUGHPUT, *COMPARE, *PEERS, *BENCH_IMAGES, *BENCH_SERVE),
+            *(*THROUGHPUT, *COMPARE, *PEERS, *BANDWIDTH, *BENCH_IMAGES, *BENCH_SERVE),
             *(*ADMIN, *CHAT, *SERVE),
         )
     }.values()
