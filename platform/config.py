@@ -121,6 +121,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     weight_bytes: int
     weight_formats: tuple[tuple[str, int], ...] = ()  # (name, bytes), most bytes first
+    weights_from: str = ""  # how they were had, for the banner
     mapped_bytes: int = 0  # of the weights in a mapped file, which the system counts as free
     notes: tuple[str, ...] = ()  # what is off and why, for the banner
     vision: VisionInfo | None = None

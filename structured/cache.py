@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
+
+from plait.platform.cache_folder import cache_folder
 
 Value = TypeVar("Value")
 
@@ -144,11 +145,7 @@ class DiskCache:
 
 def default_folder() -> Path:
     """Where compiled grammars are kept: a folder of the user's cache."""
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "plait" / "grammars"
+    return cache_folder("grammars")
 
 
 def _digest(key: str, content: bytes) -> bytes:

@@ -16,13 +16,13 @@ from plait.platform.cores import num_threads, pinned_cores
 from plait.platform.errors import ConfigError, PlaitError
 from plait.platform.model.build import Skeleton, build_skeleton, kv_groups, prepare
 from plait.platform.model.executor import TorchExecutor
-from plait.platform.model.filling import read_weights
 from plait.platform.model.gguf_header import read_header
 from plait.platform.model.native.describe import describe
 from plait.platform.model.native.executor import NativeExecutor, make_native
 from plait.platform.model.native.lowering import lower
 from plait.platform.model.native.runner import Runner
 from plait.platform.model.native.trace import NotLowered
+from plait.platform.model.packed_cache import fill
 from plait.platform.model.recipe import check_wishes
 from plait.platform.model.rope import RopeFacts, rope_facts
 from plait.platform.model.source import Checkpoint, find_checkpoint
@@ -77,8 +77,12 @@ def load_model(options: Options) -> LoadedModel:
     rope, max_model_len = _context(checkpoint, options)
     prepare(skeleton, max_model_len=max_model_len)
     with _progress(options, len(skeleton.plan.steps)) as advance:
-        read_weights(skeleton, advance)
-    info = _info(checkpoint, options, skeleton, dtype, rope)
+        origin = fill(skeleton, checkpoint, options, advance)
+    info = replace(
+        _info(checkpoint, options, skeleton, dtype, rope),
+        weights_from=origin.text,
+        mapped_bytes=origin.mapped_bytes,
+    )
     groups = kv_groups(skeleton, max_model_len)
     executor = _executor(options, skeleton, TorchExecutor(skeleton, info, groups, dtype))
     return LoadedModel(

@@ -46,7 +46,7 @@ class SafetensorsFiles:
         self._files: dict[str, Any] = {}
         self._shapes: dict[str, Shape] = {}
         dtypes: set[str] = set()
-        for path in _safetensors_paths(directory):
+        for path in safetensors_paths(directory):
             try:
                 file = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
@@ -85,7 +85,11 @@ class SafetensorsFiles:
         return tensor
 
 
-def _safetensors_paths(directory: Path) -> list[Path]:
+def safetensors_paths(directory: Path) -> list[Path]:
+    """The files that hold a checkpoint's weights.
+
+    Raises `ModelUnsupported` where they are not whole, or of a kind that is never read.
+    """
     index = directory / "model.safetensors.index.json"
     if index.exists():
         try:

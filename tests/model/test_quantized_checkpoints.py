@@ -128,7 +128,7 @@ def test_scales_that_do_not_fit_the_groups_are_refused(tmp_path):
     packed, _ = write_pair(gptq(), "llama", tmp_path)
     config = json.loads((packed / "config.json").read_text())["quantization_config"]
     rewrite_config(packed, quantization_config={**config, "group_size": 16})
-    with pytest.raises(ModelUnsupported, match="scales for .* inputs in groups of 16"):
+    with pytest.raises(ModelUnsupported, match=r"scales for .* inputs in groups of 16"):
         load(packed)
 
 

@@ -1,0 +1,213 @@
+"""Packed weights kept on disk, by the content they were made from: a later start maps them.
+
+A key covers the checkpoint's bytes, what every weight is kept as and how kernels lay it out.
+Digests of checkpoint files are remembered by path, size, time and inode, so that a warm start
+reads nothing of them but their headers. Faults of the disk count as an empty cache: it must not
+fail what it serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from plait.platform.cache_folder import cache_folder
+from plait.platform.config import Options
+from plait.platform.model.build import Skeleton
+from plait.platform.model.filling import Kept, kept_values, put_values, read_weights
+from plait.platform.model.packed_file import DamagedFile, MappedFile, map_packed, write_packed
+from plait.platform.model.source import Checkpoint
+from plait.platform.model.tensor_files import safetensors_paths
+
+LAYOUT = 1  # changes with what `pack_linear` or `pack_quantized` lay out
+MIN_BYTES = 16 << 20  # smaller weights are packed as fast as they are found
+_SUFFIX = ".weights"
+_MAX_DIGESTS = 256  # of checkpoint files that are remembered
+_STALE_S = 24 * 3600  # after which another process's unfinished file is rubbish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where weights came from."""
+
+    text: str  # for the banner
+    mapped_bytes: int = 0
+
+
+def fill(
+    skeleton: Skeleton, checkpoint: Checkpoint, options: Options, advance: Callable[[], None]
+) -> Origin:
+    """Give the model its weights: from the cache, or else from the checkpoint, and keep them."""
+    began = time.monotonic()
+    num_bytes = sum(skeleton.bytes_by_format().values())
+    cache = _cache_for(options, num_bytes)
+    key = None if cache is None else cache.key(skeleton, checkpoint)
+    mapped = None if cache is None or key is None else cache.load(key)
+    if mapped is not None:
+        put_values(skeleton, mapped.values)
+        seconds = time.monotonic() - began
+        return Origin(text=f"mapped in {seconds:.2f} s", mapped_bytes=mapped.num_bytes)
+    read_weights(skeleton, advance)
+    text = f"read in {time.monotonic() - began:.1f} s"
+    if cache is not None and key is not None and cache.save(key, num_bytes, kept_values(skeleton)):
+        text += ", kept packed for the next start"
+    return Origin(text=text)
+
+
+def _cache_for(options: Options, num_bytes: int) -> PackedCache | None:
+    if options.packed_cache == "off" or not MIN_BYTES <= num_bytes <= options.packed_cache_bytes:
+        return None
+    chosen = options.packed_cache
+    folder = cache_folder("weights") if chosen is None else Path(chosen).expanduser()
+    return PackedCache(folder, options.packed_cache_bytes)
+
+
+class PackedCache:
+    """Files of packed weights in a folder, up to a number of bytes.
+
+    Files are written under another name and then moved, so that two starts at once do no harm.
+    """
+
+    def __init__(self, folder: Path, budget_bytes: int) -> None:
+        self._folder = folder
+        self._budget_bytes = budget_bytes
+
+    def key(self, skeleton: Skeleton, checkpoint: Checkpoint) -> str | None:
+        """Names all that the packed weights depend on; None where that cannot be read."""
+        try:
+            digests = [self._digest(path) for path in _files(checkpoint)]
+        except OSError:
+            return None
+        recipe = skeleton.recipe
+        parts = [
+            LAYOUT,
+            platform.machine(),
+            digests,
+            recipe.activations,
+            sorted((name, astuple(form)) for name, form in recipe.formats.items()),
+            [(name, list(t.shape), str(t.dtype)) for name, t in skeleton.parameters.items()],
+            [owner.names for owner in skeleton.leaves.merged],
+            sorted(skeleton.plan.tied.items()),
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def load(self, key: str) -> MappedFile | None:
+        """Map the weights under a key; a damaged file goes."""
+        path = self._path(key)
+        try:
+            is_known = self._identity(path) == _read_json(self._seal(path))
+            mapped = map_packed(path, verify=not is_known)
+            if not is_known:
+                self._write(self._seal(path), json.dumps(self._identity(path)).encode())
+        except OSError:
+            return None
+        except DamagedFile:
+            _quietly(path.unlink)
+            return None
+        stat = path.stat()
+        _quietly(lambda: os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns)))  # pruned last
+        return mapped
+
+    def save(self, key: str, num_bytes: int, values: Iterable[tuple[str, Kept]]) -> bool:
+        """Keep packed weights, and let the longest unused ones go beyond the budget."""
+        path = self._path(key)
+        part = _part_of(path)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._prune(self._budget_bytes - num_bytes)
+            if shutil.disk_usage(self._folder).free < 2 * num_bytes:
+                return False
+            with part.open("xb") as file:
+                write_packed(file, values)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+            self._write(self._seal(path), json.dumps(self._identity(path)).encode())
+        except OSError:
+            _quietly(part.unlink)
+            return False
+        return True
+
+    def _prune(self, budget_bytes: int) -> None:
+        """Delete unfinished files of others that are old, then the longest unused ones."""
+        files = []
+        for path in self._folder.iterdir():
+            stat = path.stat()
+            if path.suffix == ".part" and time.time() - stat.st_mtime > _STALE_S:
+                _quietly(path.unlink)
+            elif path.suffix == _SUFFIX:
+                files.append((stat.st_atime_ns, stat.st_size, path))
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
+            if total <= budget_bytes:
+                break
+            _quietly(path.unlink)
+            _quietly(self._seal(path).unlink)
+            total -= size
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}{_SUFFIX}"
+
+    def _seal(self, path: Path) -> Path:
+        """Says as which file the weights were last written or verified whole."""
+        return path.with_suffix(".seal")
+
+    def _identity(self, path: Path) -> list[int]:
+        stat = path.stat()
+        return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+
+    def _digest(self, path: Path) -> str:
+        """SHA-256 of a checkpoint's file, remembered for as long as it looks the same."""
+        name, identity = str(path.resolve()), self._identity(path)
+        memo = self._folder / "digests.json"
+        known = _read_json(memo)
+        known = known if isinstance(known, dict) else {}
+        if known.get(name, [None])[0] == identity:
+            return str(known[name][1])
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        known.pop(name, None)
+        kept = dict([*known.items(), (name, [identity, digest])][-_MAX_DIGESTS:])
+        _quietly(lambda: self._write(memo, json.dumps(kept).encode()))
+        return digest
+
+    def _write(self, path: Path, content: bytes) -> None:
+        """Replace a small file at once."""
+        part = _part_of(path)
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            part.write_bytes(content)
+            part.replace(path)
+
+
+def _part_of(path: Path) -> Path:
+    """A name that nobody else writes to."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+
+
+def _files(checkpoint: Checkpoint) -> list[Path]:
+    if checkpoint.is_gguf:
+        return [checkpoint.path]
+    return [checkpoint.path / "config.json", *safetensors_paths(checkpoint.path)]
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _quietly(action: Callable[[], object]) -> None:
+    with contextlib.suppress(OSError):
+        action()
