@@ -110,10 +110,11 @@ def table(batch_size: int, stages: dict[str, Stage], probe: dict[str, Any]) -> T
     shown = Table(
         *(Column(title, no_wrap=True) for title in (f"batch {batch_size}", "part")),
         *(
-            Column(title, justify="right")
-            for title in ("ms a step", "share", "GB/s", "of memory", "GOP/s")
+            Column(title, justify="right", no_wrap=True)
+            for title in ("ms a step", "share", "GB/s", "of it", "GOP/s")
         ),
-        caption=f"the machine: {read:.1f} GB/s read, {fastest:.0f} GOP/s, by as many threads",
+        caption=f"the machine: {read:.1f} GB/s read, {fastest:.0f} GOP/s, by as many threads; "
+        "of it: GB/s as a share of that",
     )
     for name, stage in stages.items():
         steps = max(1, stage.num_steps)
