@@ -37,6 +37,11 @@ class LoadedDraft:
     sizes: DraftSizes
     notes: tuple[str, ...]  # for the banner
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Of its weights, in a mapped file."""
+        return self.info.mapped_bytes
+
     def allocate(self, cache: CacheConfig) -> None:
         """Create its pages beside those of the target's `cache`."""
         num_blocks = cache.groups[self.group].num_blocks + self.sizes.num_scratch
@@ -79,7 +84,7 @@ def load_draft(
         max_model_len=None,
     )
     try:
-        loaded = load_model(own)
+        loaded = _load(own)
         its_tokenizer = Tokenizer.load(loaded.tokenizer_source)
     except (ConfigError, ModelUnsupported) as error:
         raise type(error)(f"--draft: {error.message}", param="draft_model") from error
@@ -100,6 +105,16 @@ def load_draft(
         sizes=sizes,
         notes=_notes(options, target, loaded),
     )
+
+
+def _load(options: Options) -> LoadedModel:
+    """With the target's wishes for weights, where they mean anything for the draft model's."""
+    try:
+        return load_model(options)
+    except ConfigError as error:
+        if error.param not in ("quantization", "quantized_activations"):
+            raise
+        return load_model(replace(options, quantization="auto", quantized_activations="auto"))
 
 
 def full_group(groups: SequenceOf[KVGroup], target: ModelInfo) -> int:

@@ -33,6 +33,7 @@ class LoadedHead:
     group: int  # of the target, under whose block numbers its pages lie
     sizes: DraftSizes
     notes: tuple[str, ...]  # for the banner
+    mapped_bytes: int = 0  # its weights are memory of their own
 
     def allocate(self, cache: CacheConfig) -> None:
         """Create its pages beside those of the target's `cache`."""

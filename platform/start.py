@@ -96,13 +96,15 @@ def start_engine(
     if executor.model.vision is not None and options.encoder_cache_bytes == 0:
         notes += ("images are refused, as --encoder-cache-memory 0 asks",)
     model = replace(executor.model, eos_token_ids=tuple(ends), notes=notes)
+    # Pages of mapped files count as free for as long as nobody needs them, and we do.
+    mapped_bytes = model.mapped_bytes + (0 if draft is None else draft.mapped_bytes)
     with phase("allocate KV"):
         fit = budget.fit(
             options,
             model,
             executor.kv_groups,
             executor.kv_dtype,
-            budget.available_bytes(),
+            budget.available_bytes() - mapped_bytes,
             None if draft is None else draft.sizes,
         )
         executor.allocate(fit.cache)

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from plait.platform.cli.values import format_size
-from plait.platform.config import EngineConfig, Options
+from plait.platform.config import EngineConfig, ModelInfo, Options
 
 if TYPE_CHECKING:
     from plait.platform.server.process import ProcessClient
@@ -44,7 +44,8 @@ def facts(config: EngineConfig) -> Rows:
     vision = None if config.options.encoder_cache_bytes == 0 else model.vision
     return [
         ("model", f"{model.name} ({model.source})"),
-        ("architecture", f"{model.architecture}, {format_size(model.weight_bytes)} of weights"),
+        ("architecture", model.architecture),
+        ("weights", weights(model)),
         ("executor", f"{model.executor}, {model.dtype}"),
         ("context", f"{context:,} tokens{own}"),
         ("KV cache", f"{kv_tokens:,} tokens, {cache.dtype}, blocks of {cache.block_size}"),
@@ -60,6 +61,13 @@ def facts(config: EngineConfig) -> Rows:
         ("speculation", speculation(config.options)),
         *([("images", f"taken, as {vision.family}")] if vision else []),
     ]
+
+
+def weights(model: ModelInfo) -> str:
+    """What weights are kept as, and how they were had."""
+    parts = [f"{format_size(size)} {name}" for name, size in model.weight_formats]
+    text = " + ".join(parts) or format_size(model.weight_bytes)
+    return f"{text}; {model.weights_from}" if model.weights_from else text
 
 
 def speculation(options: Options) -> str:

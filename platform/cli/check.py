@@ -116,6 +116,11 @@ def _images(options: Options, report: SupportReport) -> str:
     return f"taken, as {report.vision.family}"
 
 
+def _weights(report: SupportReport) -> str:
+    """What they are kept as in memory."""
+    return ", ".join(f"{format_size(size)} {name}" for name, size in report.weight_formats)
+
+
 def _print(options: Options, report: SupportReport, fit: Fit | None, why_not: str | None) -> None:
     if fit is None:
         typer.echo(f"{report.model} cannot be served: {why_not}")
@@ -123,6 +128,7 @@ def _print(options: Options, report: SupportReport, fit: Fit | None, why_not: st
     rows = [
         ("architecture", f"{report.architecture}, {report.num_parameters / 1e6:,.0f} M parameters"),
         ("executor", f"{report.executor}, {report.dtype}"),
+        ("weights", _weights(report)),
         ("context", f"{fit.scheduler.max_model_len:,} tokens"),
         ("KV cache", f"{fit.cache.num_tokens:,} tokens fit"),
         ("speculation", speculation(options)),

@@ -171,6 +171,28 @@ MODEL = (
     ),
     _model("revision", "Branch, tag or commit of a Hugging Face id."),
     _model("dtype", "Type of weights and KV.", choices=("auto", "float32", "bfloat16")),
+    _model(
+        "quantization",
+        "Weights: as the checkpoint has them, expanded to the dtype, or of so many bits.",
+        choices=("auto", "none", "int8", "int4"),
+    ),
+    _model(
+        "quantized_activations",
+        "What quantised weights are multiplied with. Default: int8, but exact with float32.",
+        choices=("auto", "exact", "int8"),
+    ),
+    _model(
+        "packed_cache",
+        'Folder that keeps packed weights for later starts, or "off". Default: the user\'s cache.',
+        metavar="DIR",
+    ),
+    _model(
+        "packed_cache_bytes",
+        "Most that packed weights of all models take there.",
+        name="packed-cache-size",
+        kind=SIZE,
+        low=0,
+    ),
     _model("executor", "What computes the steps.", choices=("auto", "native", "torch")),
     _model("device", "Where it computes.", choices=("auto", "cpu")),
     _model("num_threads", "Threads to compute with. Default: one per core.", name="threads", low=1),

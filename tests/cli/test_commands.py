@@ -228,6 +228,8 @@ def test_the_banner_names_what_counts():
                 context_length=4096,
                 eos_token_ids=(),
                 weight_bytes=5 << 20,
+                weight_formats=(("Q4_0", 3 << 20), ("bfloat16", 2 << 20)),
+                weights_from="mapped in 0.01 s",
                 notes=("float16 weights are computed in float32",),
             ),
             cache=CacheConfig(
@@ -245,7 +247,8 @@ def test_the_banner_names_what_counts():
         "ready in 1.2 s",
         "http://h:1",
         "tiny [x] (directory)",
-        "LlamaForCausalLM, 5 MiB of weights",
+        "LlamaForCausalLM",
+        "3 MiB Q4_0 + 2 MiB bfloat16; mapped in 0.01 s",
         "400 tokens of the model's 4,096",
         "1,600 tokens, float32, blocks of 16",
         "4.0 requests of full context",
