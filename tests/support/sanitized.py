@@ -17,10 +17,11 @@ AVX512 = tuple(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16")) + 
 FLAGS = {"_avx2": AVX2, "_avx512": AVX512, "_vnni": (*AVX512, "-mavx512vnni")}
 
 
-def build(sources: list[str], folder: Path) -> Path:
+def build(sources: list[str], folder: Path, *, x86: bool = X86) -> Path:
     """Compiles csrc/*.cpp of these names into a program in `folder`.
 
-    Files for an instruction set, by the end of their name, are left out on other processors.
+    Files for an instruction set, by the end of their name, are left out on other processors, or
+    without `x86`.
     Skips the test where no compiler with sanitizers is at hand.
     """
     cxx = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
@@ -34,12 +35,12 @@ def build(sources: list[str], folder: Path) -> Path:
     def compile_one(name: str) -> str:
         flags = next((FLAGS[end] for end in FLAGS if name.endswith(end)), ())
         target = folder / (name.replace("/", "_") + ".o")
-        options = ["-std=c++20", "-O1", f"-DPLAIT_HAS_X86_SOURCES={int(X86)}", f"-I{CSRC}"]
+        options = ["-std=c++20", "-O1", f"-DPLAIT_HAS_X86_SOURCES={int(x86)}", f"-I{CSRC}"]
         source = ["-c", str(CSRC / f"{name}.cpp"), "-o", str(target)]
         subprocess.run([cxx, *options, *SANITIZE, *flags, *source], check=True)
         return str(target)
 
-    names = [name for name in sources if X86 or not name.endswith(tuple(FLAGS))]
+    names = [name for name in sources if x86 or not name.endswith(tuple(FLAGS))]
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_one, names))
     subprocess.run([cxx, *SANITIZE, *objects, "-o", str(folder / "test")], check=True)
