@@ -1,5 +1,6 @@
 # make run     serve the embedded model (or: make run ARGS="PATH_OR_HUB_ID --port 8001")
 # make test    run the tests            (or: make test ARGS="tests/ops -k gemm")
+# make test-native  the C++ kernels under the address and undefined-behaviour sanitizers
 # make lint    formatting, lints, types, import rules
 # make bench   measure throughput
 # make build   only set up .venv; after an edit in csrc/, compiles what changed
@@ -21,7 +22,7 @@ FOLDERS := platform adapters vision speculative structured
 MODULES := $(sort $(shell find $(FOLDERS) -name '*.py'))
 
 .DELETE_ON_ERROR:
-.PHONY: compiler compiled run test lint bench build format lock clean always
+.PHONY: compiler compiled run test test-native lint bench build format lock clean always
 
 run: compiled $(STAMPS)/models
 	$(BIN)/plait serve $(ARGS)
@@ -29,6 +30,10 @@ run: compiled $(STAMPS)/models
 # A file to a core at a time; with threads of their own they would wait for each other.
 test: compiled $(STAMPS)/dev $(STAMPS)/models
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile $(ARGS)
+
+# Without torch, on every instruction set that the processor has; CXX chooses the compiler.
+test-native: $(STAMPS)/editable $(STAMPS)/dev
+	$(BIN)/pytest $(wildcard tests/ops/test_*_memory.py) $(ARGS)
 
 bench: compiled $(STAMPS)/models
 	@mkdir -p build
