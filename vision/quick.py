@@ -28,10 +28,14 @@ _FILTERS = (Image.Resampling.LANCZOS, Image.Resampling.BILINEAR, Image.Resamplin
 _REPLACED = ("process_image", "rescale", "normalize")
 
 
+# Of a class that its users see as `Any`: mypy knows its methods by their many options.
+_Backend: Any = PilBackend
+
+
 def quickened(images: Any) -> Any | None:
     """A processor that takes arrays uint8 [H, W, 3] and makes the same of them; None: none can."""
-    kind = type(images)
-    if not (isinstance(images, PilBackend) and has_kernels() and _knows_pillow()):
+    kind: Any = type(images)
+    if not (issubclass(kind, PilBackend) and has_kernels() and _knows_pillow()):
         return None
     if not (images.do_rescale and images.do_normalize):
         return None
@@ -57,7 +61,7 @@ class _Normalized(np.ndarray):
     table: torch.Tensor
 
 
-class _QuickBackend(PilBackend):
+class _QuickBackend(_Backend):  # type: ignore[misc]
     """Stands between a family's class and `PilBackend`, where the family's `super()` finds it."""
 
     tables: dict[Any, torch.Tensor]
@@ -162,7 +166,7 @@ def _new_size(image: Any, size: Any) -> tuple[int, int]:
 def _goes_down_first(old: tuple[int, int], new: tuple[int, int]) -> bool:
     """Whether Pillow resizes columns before rows."""
     lost_height, lost_width = old[0] - new[0], old[1] - new[1]
-    return _weighs_directions() and lost_height > 0 and lost_height > 2 * lost_width
+    return bool(_weighs_directions()) and lost_height > 0 and lost_height > 2 * lost_width
 
 
 def _knows_pillow() -> bool:
