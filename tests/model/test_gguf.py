@@ -13,7 +13,7 @@ from support.tiny_models import EOS_TOKEN_ID, make_model
 
 from plait.platform.config import Options
 from plait.platform.demo.embedded import model_path
-from plait.platform.errors import ModelUnsupported
+from plait.platform.errors import ConfigError, ModelUnsupported
 from plait.platform.model import check_model, load_model
 from plait.platform.model.gguf import GgufFile, read_gguf_config
 
@@ -68,8 +68,24 @@ def gguf_name(table, name):
     return f"{table.get_name(stem)}.{suffix}"
 
 
-def write_gguf(path: Path, family, model, kind=Q.F32, extra=None):
-    """Write `model`; matrices of it are rounded to `kind` in place, so that it stays the oracle."""
+def random_blocks(shape, kind, random):
+    """Blocks of a type that the gguf package cannot make: any bits, with small scales."""
+    block_values, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    data = random.integers(0, 256, (*shape[:-1], shape[-1] // block_values, block_bytes), np.uint8)
+    fields = {"Q4_K": (0, 2), "Q6_K": (208,), "Q5_K": (0, 2), "Q3_K": (108,), "Q2_K": (80, 82)}
+    sizes = {"Q4_K": 3e-4, "Q5_K": 1.5e-4, "Q6_K": 5e-5, "Q3_K": 1e-3, "Q2_K": 3e-3}
+    for at in fields[kind.name]:
+        values = random.uniform(0.5, 1, data.shape[:-1]) * sizes[kind.name]
+        data[..., at : at + 2] = values.astype(np.float16)[..., None].view(np.uint8)
+    return data.reshape(*shape[:-1], -1)
+
+
+def write_gguf(path: Path, family, model, kind=Q.F32, extra=None, kinds=None):
+    """Write `model`; matrices of it are rounded to `kind` in place, so that it stays the oracle.
+
+    Those whose name ends as one of `kinds` get random blocks of that type instead.
+    """
+    random = np.random.default_rng(0)
     config, arch = model.config, ARCHITECTURES[family]
     name = gguf.MODEL_ARCH_NAMES[arch]
     writer = gguf.GGUFWriter(path, name)
@@ -107,6 +123,13 @@ def write_gguf(path: Path, family, model, kind=Q.F32, extra=None):
         for part_name, part in split_experts(parameter_name, parameter.numpy()).items():
             part_kind = kind if part.ndim >= 2 else Q.F32
             data = stored(family, part_name, part, config)
+            made = [k for ending, k in (kinds or {}).items() if part_name.endswith(ending)]
+            if made:
+                packed = random_blocks(part.shape, made[0], random)
+                writer.add_tensor(gguf_name(table, part_name), packed, raw_dtype=made[0])
+                rows = np.arange(len(part))
+                part[stored(family, part_name, rows, config)] = gguf.dequantize(packed, made[0])
+                continue
             packed = gguf.quantize(np.ascontiguousarray(data), part_kind)
             writer.add_tensor(gguf_name(table, part_name), packed, raw_dtype=part_kind)
             if part_kind != Q.F32:
@@ -119,8 +142,8 @@ def write_gguf(path: Path, family, model, kind=Q.F32, extra=None):
     return path
 
 
-def logprobs(path):
-    loaded = load_model(Options(model=str(path), dtype="float32"))
+def logprobs(path, **options):
+    loaded = load_model(Options(model=str(path), dtype="float32", **options))
     track = Track(list(range(5, 45)), num_output=1)
     StepDriver(loaded.executor).run([track])
     return torch.stack(track.logprobs), loaded.info
@@ -155,6 +178,77 @@ def test_every_architecture_equals_the_model_it_was_made_from(family, tmp_path):
 def test_every_type_is_dequantised(kind, tmp_path):
     model = make_model("llama", rope_parameters=DEFAULT_ROPE, tie_word_embeddings=True)
     check_same(write_gguf(tmp_path / "m.gguf", "llama", model, kind), model)
+
+
+K_MIX = {
+    "q_proj.weight": Q.Q4_K,
+    "k_proj.weight": Q.Q4_K,
+    "v_proj.weight": Q.Q6_K,
+    "o_proj.weight": Q.Q5_K,
+    "gate_proj.weight": Q.Q3_K,
+    "up_proj.weight": Q.Q3_K,
+    "down_proj.weight": Q.Q2_K,
+    "embed_tokens.weight": Q.Q6_K,
+    "lm_head.weight": Q.Q6_K,
+}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_mix_of_k_quants_is_used_as_it_is(tied, tmp_path):
+    """As llama.cpp mixes them: v has more bits than q and k, which alone are merged."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    model = make_model(
+        "llama", rope_parameters=DEFAULT_ROPE, tie_word_embeddings=tied, **sizes
+    )  # fmt: skip
+    info = check_same(write_gguf(tmp_path / "m.gguf", "llama", model, kinds=K_MIX), model)
+    assert dict(info.weight_formats).keys() == {k.name for k in K_MIX.values()} | {"float32"}
+    leaves = load_model(Options(model=str(tmp_path / "m.gguf"), executor="torch")).executor.leaves
+    q, k, v = (leaves.sites[f"model.layers.0.self_attn.{x}_proj"].leaf for x in "qkv")
+    assert q is k
+    assert (q.packed.bits, v.packed.bits) == (4, 8)
+    assert v is not q
+
+
+def test_blocks_are_expanded_where_asked(tmp_path):
+    model = make_model("llama", rope_parameters=DEFAULT_ROPE)
+    path = write_gguf(tmp_path / "m.gguf", "llama", model, Q.Q4_0)
+    wanted = model(torch.arange(5, 45)[None]).logits[0].log_softmax(-1).detach()
+    got, info = logprobs(path, quantization="none")
+    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4)
+    assert [name for name, _ in info.weight_formats] == ["float32"]
+
+
+def test_memory_is_that_of_the_blocks(tmp_path):
+    model = make_model("llama", rope_parameters=DEFAULT_ROPE, vocab_size=320)
+    path = write_gguf(tmp_path / "m.gguf", "llama", model, Q.Q4_1)
+    loaded = load_model(Options(model=str(path), dtype="float32", executor="torch"))
+    leaves = {site.leaf for site in loaded.executor.leaves.sites.values()}
+    table = loaded.executor._backbone.embed_tokens.weight.owner
+    packed = sum(owner.packed.num_bytes for owner in (*leaves, table))
+    assert dict(loaded.info.weight_formats)["Q4_1"] == packed
+    assert check_model(Options(model=str(path), dtype="float32")).weight_formats == (
+        loaded.info.weight_formats
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"quantization": "int8"}, "--quantization int8 does nothing: the weights are Q4_0"),
+        ({"quantization": "int4"}, "--quantization int4 does nothing"),
+        (
+            {"quantization": "none", "quantized_activations": "int8"},
+            "--quantized-activations int8 does nothing: no weight is quantised",
+        ),
+        ({"quantization": "int3"}, "quantization int3 is not known"),
+    ],
+)
+def test_wishes_that_change_nothing_are_refused(options, words, tmp_path):
+    model = make_model("llama", rope_parameters=DEFAULT_ROPE)
+    path = write_gguf(tmp_path / "m.gguf", "llama", model, Q.Q4_0)
+    with pytest.raises(ConfigError, match=words):
+        load_model(Options(model=str(path), **options))
+    assert not check_model(Options(model=str(path), **options)).servable
 
 
 def test_rope_scaling_keys_are_honoured(tmp_path):
