@@ -38,7 +38,7 @@ class WeightFormat:
 
 
 INT8 = WeightFormat(name="int8", bits=8, group=0, has_minimums=False, has_half_scales=True)
-INT4 = WeightFormat(name="int4", bits=4, group=64, has_minimums=True, has_half_scales=True)
+INT4 = WeightFormat(name="int4", bits=4, group=32, has_minimums=True, has_half_scales=True)
 
 
 def join(weights: list[Quantized]) -> Quantized:
