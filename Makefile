@@ -2,7 +2,7 @@
 # make test    run the tests            (or: make test ARGS="tests/ops -k gemm")
 # make test-native  the C++ kernels under the address and undefined-behaviour sanitizers
 # make lint    formatting, lints, types, import rules
-# make bench   measure throughput
+# make bench   measure engines beside each other: ours and what `plait bench peers` finds
 # make build   only set up .venv; after an edit in csrc/, compiles what changed
 # make format  format all code
 # make lock    resolve the dependencies anew
@@ -37,8 +37,7 @@ test-native: $(STAMPS)/editable $(STAMPS)/dev
 
 bench: compiled $(STAMPS)/models
 	@mkdir -p build
-	$(BIN)/plait bench throughput --compare transformers --dtype bfloat16 \
-	  --json build/throughput.json $(ARGS)
+	$(BIN)/plait bench compare --pages docs --json build/compare.json $(ARGS)
 
 build: compiled $(STAMPS)/dev
 

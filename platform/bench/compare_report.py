@@ -12,6 +12,10 @@ from plait.platform.bench.entries import OWN
 from plait.platform.bench.plot import Bar, Panel, bars_svg
 
 _PLOT = "comparison.svg"
+_CLOCKS = {
+    "wall": "by the clock on the wall",
+    "processor": "by processor time, as the machine had other work too",
+}
 
 
 def console_table(report: dict[str, Any]) -> Table:
@@ -66,18 +70,20 @@ def page(report: dict[str, Any], command: str) -> str:
 def plot(report: dict[str, Any]) -> str:
     """Decode by batch size, and prefill of the largest batch, as SVG."""
     panels = [
-        _panel(one, "decode_rate", f"decode tok/s, batch {one['batch_size']}")
+        _panel(one, "decode_rate", report["clock"], f"decode tok/s, batch {one['batch_size']}")
         for one in report["results"]
     ]
     last = report["results"][-1]
-    panels.append(_panel(last, "prefill_rate", f"prefill tok/s, batch {last['batch_size']}"))
+    panels.append(
+        _panel(last, "prefill_rate", report["clock"], f"prefill tok/s, batch {last['batch_size']}")
+    )
     return bars_svg(f"{report['model']} on {report['machine']['processor']}", panels)
 
 
-def best(one: dict[str, Any], rate: str, *, own: bool) -> str | None:
+def best(one: dict[str, Any], rate: str, *, clock: str, own: bool) -> str | None:
     """The fastest of our lines, or of the others."""
     rates = {
-        name: figures["wall"][rate]
+        name: figures[clock][rate]
         for name, figures in one["engines"].items()
         if name.startswith(f"{OWN}-") is own
     }
@@ -90,8 +96,8 @@ def _how(report: dict[str, Any]) -> str:
         f"{report['model']}, prompts of {plan['input_tokens']} random tokens, "
         f"{plan['output_tokens']} new tokens, greedy, end tokens ignored, no drafts. Each engine "
         f"in its own process on core {_list(report['machine']['cores'])}, in turns, medians of "
-        f"{plan['repeats']} rounds. Tokens per second; decode is counted once every prompt is "
-        "done, prefill until then."
+        f"{plan['repeats']} rounds. Tokens per second {_CLOCKS[report['clock']]}; decode is "
+        "counted once every prompt is done, prefill until then."
     )
 
 
@@ -102,11 +108,11 @@ def _which(machine: dict[str, Any]) -> str:
     )
 
 
-def _panel(one: dict[str, Any], rate: str, title: str) -> Panel:
+def _panel(one: dict[str, Any], rate: str, clock: str, title: str) -> Panel:
     return Panel(
         title=title,
         bars=tuple(
-            Bar(name=name, value=figures["wall"][rate], strong=name.startswith(f"{OWN}-"))
+            Bar(name=name, value=figures[clock][rate], strong=name.startswith(f"{OWN}-"))
             for name, figures in one["engines"].items()
         ),
     )
@@ -119,7 +125,10 @@ def _rows(report: dict[str, Any]) -> list[list[str]]:
         found = [one["engines"].get(name) for one in report["results"]]
         row = [name]
         for rate in ("decode_rate", "prefill_rate"):
-            row += ["–" if figures is None else f"{figures['wall'][rate]:.0f}" for figures in found]
+            row += [
+                "–" if figures is None else f"{figures[report['clock']][rate]:.0f}"
+                for figures in found
+            ]
         rows.append([*row, f"{report['engines'][name]['first_token_s']:.1f}"])
     return rows
 
@@ -128,9 +137,13 @@ def _against_peers(report: dict[str, Any]) -> list[str]:
     rows = []
     for one in report["results"]:
         for rate, title in (("decode_rate", "decode"), ("prefill_rate", "prefill")):
-            ours, theirs = (best(one, rate, own=own) for own in (True, False))
+            ours, theirs = (
+                best(one, rate, clock=report["clock"], own=own) for own in (True, False)
+            )
             if ours and theirs:
-                times = ratio(report["rounds"], ours, theirs, one["batch_size"], rate)
+                times = ratio(
+                    report["rounds"], ours, theirs, (one["batch_size"], rate, report["clock"])
+                )
                 rows.append([f"{title}, batch {one['batch_size']}", ours, theirs, f"{times:.2f}"])
     if not rows:
         return []

@@ -191,12 +191,16 @@ def _agreement(one: dict[str, Any], name: str) -> float:
 
 
 def ratio(
-    rounds: Sequence[dict[str, Any]], ours: str, theirs: str, batch_size: int, rate: str
+    rounds: Sequence[dict[str, Any]], ours: str, theirs: str, figure: tuple[int, str, str]
 ) -> float:
-    """How many times as fast: the median over rounds of what both did in the same one."""
+    """How many times as fast: the median over rounds of what both did in the same one.
+
+    `figure`: batch size, rate and clock.
+    """
+    batch_size, rate, clock = figure
     return median(
         [
-            one["engines"][ours]["wall"][rate] / one["engines"][theirs]["wall"][rate]
+            one["engines"][ours][clock][rate] / one["engines"][theirs][clock][rate]
             for one in rounds
             if one["batch_size"] == batch_size and {ours, theirs} <= one["engines"].keys()
         ]

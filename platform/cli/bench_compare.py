@@ -27,7 +27,7 @@ def compare(*, flags: Resolved) -> None:
     from plait.platform.bench.report import show, write_json
 
     measuring, pages = flags.build(Measuring), flags.build(Comparing).pages
-    report = run(_comparison(flags, measuring), _tell)
+    report = run(_comparison(flags, measuring), _tell) | {"clock": flags["clock"]}
     show(console_table(report), to_stderr=measuring.json == "-")
     if measuring.json:
         write_json(report, measuring.json)

@@ -104,6 +104,7 @@ class Comparing:
     peers_dir: str = "build/peers"
     bench_dir: str = "build/bench"
     pages: str | None = None
+    clock: str = "wall"
     install: tuple[str, ...] = ()
 
 
@@ -479,6 +480,11 @@ COMPARING = (
     _compare("peers_dir", "Folder of the others' environments.", metavar="DIR"),
     _compare("bench_dir", "Folder for the model in other precisions, and logs.", metavar="DIR"),
     _compare("pages", "Folder for a page and a plot of the results.", metavar="DIR"),
+    _compare(
+        "clock",
+        "Clock of the tables; processor: where other programs run too. JSON has both.",
+        choices=("wall", "processor"),
+    ),
 )
 PEERS = (
     next(flag for flag in COMPARING if flag.field == "peers_dir"),

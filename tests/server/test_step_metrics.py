@@ -1,0 +1,44 @@
+"""Parts of the steps in /metrics, by the names that the guide has."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from plait.platform.messages import Stats
+from plait.platform.server.stats import StatsCollector
+
+GUIDE = Path(__file__).parents[2] / "docs/performance.md"
+
+
+def exported(stats: Stats) -> dict[str, float]:
+    registry = CollectorRegistry()
+    client = SimpleNamespace(stats=stats, config=None)
+    registry.register(StatsCollector(client, lambda: "m"))  # type: ignore[arg-type]
+    lines = generate_latest(registry).decode().splitlines()
+    return {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in lines
+        if not line.startswith("#")
+    }
+
+
+def test_every_documented_metric_of_steps_is_exported():
+    phases = {"down_proj": (2.0, 8 * 10**9, 16 * 10**9), "forward": (1.0, 0, 0)}
+    found = exported(Stats(num_steps=3, step_seconds=4.0, phases=phases))
+    labels = 'engine="0",model_name="m",phase="down_proj"'
+    assert found[f"plait:step_phase_seconds_total{{{labels}}}"] == 2.0
+    assert found[f"plait:step_phase_bytes_total{{{labels}}}"] == 8e9
+    assert found[f"plait:step_phase_operations_total{{{labels}}}"] == 16e9
+    assert found[f"plait:step_phase_gb_per_s{{{labels}}}"] == pytest.approx(4.0)
+    assert not any("forward" in name and "bytes" in name for name in found)
+    names = {name.partition("{")[0] for name in found}
+    documented = re.findall(r"`(plait:\w+)`", GUIDE.read_text("utf-8"))
+    assert len(documented) == 6
+    assert set(documented) <= names
+
+
+def test_an_engine_that_has_computed_nothing_has_no_parts():
+    assert not any("phase" in name for name in exported(Stats()))
