@@ -15,7 +15,7 @@ from plait.platform.cores import usable_cores
 from plait.platform.system_facts import ROOT
 
 if TYPE_CHECKING:
-    from plait.platform.bench.probing import Barrier, Reached
+    from plait.platform.probing import Barrier, Reached
 
 _GIB = 1 << 30
 _SLOW_MEETING_US = 100.0  # a hundred times what two cores of one processor take
@@ -42,7 +42,7 @@ class Probes:
 
 def probe(cores: Sequence[int]) -> Probes:
     """Measure for about a second and a half."""
-    from plait.platform.bench import probing
+    from plait.platform import probing
 
     one = probing.reached(cores[:1], seconds=0.5)
     return Probes(
@@ -59,6 +59,7 @@ def examine(probes: Probes, cores: tuple[int, ...], root: Path = ROOT) -> list[F
         *threads(cores, probes, root),
         *speeds(probes),
         *memory(root),
+        *cache(),
         *installed(),
     ]
 
@@ -175,6 +176,23 @@ def memory(root: Path = ROOT) -> list[Finding]:
             Finding(subject="huge pages", said=pages, advice=advice if pages == "never" else None)
         )
     return found
+
+
+def cache() -> list[Finding]:
+    """Packed weights of earlier starts, which the next start maps."""
+    from plait.platform.cache_folder import cache_folder
+
+    folder = cache_folder("weights")
+    try:
+        sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
+    except OSError as error:
+        return [Finding(subject="packed weights", said=f"{folder}: {error.strerror}")]
+    said = f"{sum(sizes) / _GIB:.1f} GiB kept in {folder}" if sizes else f"none kept in {folder}"
+    parent = next(one for one in (folder, *folder.parents) if one.exists())
+    advice = None
+    if not os.access(parent, os.W_OK):
+        advice = "it cannot be written: every start packs anew; name another with --packed-cache"
+    return [Finding(subject="packed weights", said=said, advice=advice)]
 
 
 def installed() -> list[Finding]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from plait.platform import budget
 from plait.platform.config import EngineConfig, Options
-from plait.platform.cores import num_threads
+from plait.platform.cores import num_threads, usable_cores
 from plait.platform.errors import ConfigError
 from plait.platform.intake import Intake
 from plait.platform.tokenizer import Tokenizer
@@ -33,6 +33,9 @@ OnPhase = Callable[[str, float], None]  # (phase, seconds); 0 seconds when it be
 
 CALIBRATION = (0, 1, 3, 7, 15)  # drafts beside one row, in the steps of the warm-up
 MAX_WARM_UP_S = 1.0  # after which what is not measured yet is learned while serving
+# Memory that is read to learn what the machine gives, beyond what usual caches hold; and how long.
+_PROBE_MEGABYTES = 64
+_PROBE_S = 0.05
 # About 0.1 ms: longer than a step is between two parallel loops. On two idle cores, batches of 8
 # run a third faster than with 3,000, and 8 % slower than with OpenMP's own 300,000.
 _SPINS = "10000"
@@ -114,6 +117,8 @@ def start_engine(
         if draft is not None:
             draft.allocate(fit.cache)
     config = EngineConfig(options=options, model=model, cache=fit.cache, scheduler=fit.scheduler)
+    with phase("probe machine"):
+        probe = _probe(options)
     with phase("make engine"):
         engine = make_engine(config, executor, tokenizer, fit, draft, load_grammars=load_grammars)
     with phase("warm up"):
@@ -125,12 +130,25 @@ def start_engine(
         phases=phases,
         facts={
             "arithmetic": list(fit.arithmetic),
+            "probe": probe,
             "kv_bytes": fit.kv_bytes,
             "adapter_bytes": fit.adapter_bytes,
             "adapter_host_bytes": fit.adapter_host_bytes,
             "encoder_bytes": fit.encoder_bytes,
         },
     )
+
+
+def _probe(options: Options) -> dict[str, float]:
+    """What the machine gives now, 10⁹ a second by all threads: what steps reach is judged by it."""
+    from plait.platform import probing
+
+    cores = usable_cores()
+    reached = probing.reached(
+        cores[: min(num_threads(options), len(cores))], seconds=_PROBE_S, megabytes=_PROBE_MEGABYTES
+    )
+    rates = {kind: reach.best for kind, reach in reached.gop_per_s.items()}
+    return {"read": reached.read_gb_per_s.best} | rates
 
 
 def _check_draft(options: Options) -> None:

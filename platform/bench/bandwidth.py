@@ -34,7 +34,10 @@ def random_engine(options: Options, num_bytes: int) -> LocalEngine:
     shape = shape_for(num_bytes, bits, backend.get_vocab_size())
     with tempfile.TemporaryDirectory() as folder:
         write(shape, backend.to_str(), Path(folder))
-        return LocalEngine(replace(options, model=folder, served_model_name="random-llama"))
+        # Nobody starts this model again: its packed weights are not kept.
+        return LocalEngine(
+            replace(options, model=folder, served_model_name="random-llama", packed_cache="off")
+        )
 
 
 def measure(

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from plait.platform.bench import machine, probing
+from plait.platform import probing
+from plait.platform.bench import machine
 from plait.platform.bench.copying import copying_texts
 from plait.platform.bench.engine_runner import EngineRunner
 from plait.platform.bench.explain import Stage, explain

@@ -41,6 +41,7 @@ class StatsCollector(Collector):
         yield from _gauges(stats, labels)
         yield from _counters(stats, labels)
         yield from _phases(stats, labels)
+        yield from _probe(getattr(self._client, "facts", {}).get("probe") or {}, labels)
         yield from draft_metrics(stats, labels)
         config = self._client.config
         if config is not None:
@@ -96,15 +97,36 @@ def _phases(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
             if total[value]:
                 counter.add_metric((*labels, phase), total[value])
         yield counter
-    reached = GaugeMetricFamily(
-        "plait:step_phase_gb_per_s",
-        "10⁹ bytes a second that a part of the steps read, over all steps so far.",
-        labels=(*_LABELS, "phase"),
+    for name, text, value in (
+        ("gb", "10⁹ bytes a second that a part of the steps read, over all steps so far.", 1),
+        ("gop", "10⁹ operations a second of a part of the steps, over all steps so far.", 2),
+    ):
+        reached = GaugeMetricFamily(
+            f"plait:step_phase_{name}_per_s", text, labels=(*_LABELS, "phase")
+        )
+        for phase, total in sorted(stats.phases.items()):
+            if total[value] and total[0]:
+                reached.add_metric((*labels, phase), total[value] / total[0] / 1e9)
+        yield reached
+
+
+def _probe(reached: dict[str, float], labels: tuple[str, ...]) -> Iterator[Metric]:
+    """What the machine gave when the engine started, by all its threads."""
+    if not reached:
+        return
+    read = GaugeMetricFamily(
+        "plait:probe_read_gb_per_s", "10⁹ bytes a second that memory gave at start.", labels=_LABELS
     )
-    for phase, (seconds, num_bytes, _) in sorted(stats.phases.items()):
-        if num_bytes and seconds:
-            reached.add_metric((*labels, phase), num_bytes / seconds / 1e9)
-    yield reached
+    read.add_metric(labels, reached["read"])
+    products = GaugeMetricFamily(
+        "plait:probe_gop_per_s",
+        "10⁹ operations a second that products reached at start, by type.",
+        labels=(*_LABELS, "type"),
+    )
+    for kind, rate in reached.items():
+        if kind != "read":
+            products.add_metric((*labels, kind), rate)
+    yield from (read, products)
 
 
 def _cache_info(config: EngineConfig, labels: tuple[str, ...]) -> Metric:

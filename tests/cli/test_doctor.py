@@ -7,11 +7,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from plait.platform import diagnosis, system_facts
-from plait.platform.bench import probing
-from plait.platform.bench.probing import Barrier, Reach, Reached
+from plait.platform import diagnosis, probing, system_facts
 from plait.platform.cli.main import app
 from plait.platform.diagnosis import Probes
+from plait.platform.probing import Barrier, Reach, Reached
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
@@ -117,6 +116,18 @@ def test_an_instruction_set_that_was_chosen_is_said(monkeypatch):
     assert "kernels" not in advice(diagnosis.kernels())
     monkeypatch.setenv("PLAIT_CPU_ISA", "generic")
     assert "PLAIT_CPU_ISA=generic" in advice(diagnosis.kernels())["kernels"]
+
+
+def test_packed_weights_that_are_kept_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr("plait.platform.cache_folder.cache_folder", lambda name: tmp_path / name)
+    (finding,) = diagnosis.cache()
+    assert finding.said == f"none kept in {tmp_path / 'weights'}"
+    machine(tmp_path, {"weights/a.weights": "x" * (1 << 20)})
+    with (tmp_path / "weights/a.weights").open("r+b") as file:
+        file.truncate(1 << 30)
+    (finding,) = diagnosis.cache()
+    assert finding.said.startswith("1.0 GiB kept in")
+    assert finding.advice is None
 
 
 def test_probing_gives_rates_and_ends(monkeypatch):

@@ -13,9 +13,9 @@ from plait.platform.server.stats import StatsCollector
 GUIDE = Path(__file__).parents[2] / "docs/performance.md"
 
 
-def exported(stats: Stats) -> dict[str, float]:
+def exported(stats: Stats, facts: dict | None = None) -> dict[str, float]:
     registry = CollectorRegistry()
-    client = SimpleNamespace(stats=stats, config=None)
+    client = SimpleNamespace(stats=stats, config=None, facts=facts or {})
     registry.register(StatsCollector(client, lambda: "m"))  # type: ignore[arg-type]
     lines = generate_latest(registry).decode().splitlines()
     return {
@@ -27,16 +27,22 @@ def exported(stats: Stats) -> dict[str, float]:
 
 def test_every_documented_metric_of_steps_is_exported():
     phases = {"down_proj": (2.0, 8 * 10**9, 16 * 10**9), "forward": (1.0, 0, 0)}
-    found = exported(Stats(num_steps=3, step_seconds=4.0, phases=phases))
+    found = exported(
+        Stats(num_steps=3, step_seconds=4.0, phases=phases),
+        {"probe": {"read": 20.0, "int8": 150.0}},
+    )
     labels = 'engine="0",model_name="m",phase="down_proj"'
     assert found[f"plait:step_phase_seconds_total{{{labels}}}"] == 2.0
     assert found[f"plait:step_phase_bytes_total{{{labels}}}"] == 8e9
     assert found[f"plait:step_phase_operations_total{{{labels}}}"] == 16e9
     assert found[f"plait:step_phase_gb_per_s{{{labels}}}"] == pytest.approx(4.0)
+    assert found[f"plait:step_phase_gop_per_s{{{labels}}}"] == pytest.approx(8.0)
+    assert found['plait:probe_read_gb_per_s{engine="0",model_name="m"}'] == 20.0
+    assert found['plait:probe_gop_per_s{engine="0",model_name="m",type="int8"}'] == 150.0
     assert not any("forward" in name and "bytes" in name for name in found)
     names = {name.partition("{")[0] for name in found}
     documented = re.findall(r"`(plait:\w+)`", GUIDE.read_text("utf-8"))
-    assert len(documented) == 6
+    assert len(documented) == 9
     assert set(documented) <= names
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from plait.platform.bench import probing
+from plait.platform import probing
 from plait.platform.bench.machine import versions
 
 

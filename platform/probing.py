@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from plait.platform.bench.stats import median, percentile
 from plait.platform.ops._native import has_kernels
 from plait.platform.ops.probe import ARITHMETIC, barrier_ns, multiply_adds, read_words
 
@@ -58,9 +58,12 @@ class Barrier:
     longest_us: float
 
 
-def reached(cores: Sequence[int], *, seconds: float = 0.6) -> Reached:
-    """Probe `cores` at once, a thread on each; takes about `seconds`, and memory of 192 MiB."""
-    words = torch.arange(_MEGABYTES << 17)
+def reached(cores: Sequence[int], *, seconds: float = 0.6, megabytes: int | None = None) -> Reached:
+    """Probe `cores` at once, a thread on each; takes about `seconds` and `megabytes` of memory.
+
+    Less memory than 192 MiB, which is the usual, may be read from a cache in part.
+    """
+    words = torch.arange((megabytes or _MEGABYTES) << 17)
     parts = [_InTurn(part) for part in words.chunk(len(cores))]
     share_s = seconds / (1 + len(ARITHMETIC))
     read = _rates(cores, share_s, lambda i: parts[i].read())
@@ -86,7 +89,8 @@ def barrier(cores: Sequence[int], *, seconds: float = 0.3) -> Barrier | None:
     samples = found[0]
     if not samples:
         return None
-    return Barrier(p50_us=median(samples), p99_us=percentile(samples, 99), longest_us=max(samples))
+    p50_us, p99_us = np.percentile(samples, (50, 99)).tolist()
+    return Barrier(p50_us=p50_us, p99_us=p99_us, longest_us=max(samples))
 
 
 def _products(kind: str) -> Callable[[int], int]:
@@ -129,7 +133,7 @@ def _rates(cores: Sequence[int], seconds: float, work: Callable[[int], int]) -> 
         thread.start()
     for thread in threads:
         thread.join()
-    return Reach(best=sum(map(max, rates)), median=sum(map(median, rates)))
+    return Reach(best=sum(map(max, rates)), median=float(sum(map(np.median, rates))))
 
 
 def _stay_on(core: int) -> None:
