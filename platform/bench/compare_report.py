@@ -23,10 +23,10 @@ def console_table(report: dict[str, Any]) -> Table:
     sizes = [one["batch_size"] for one in report["results"]]
     table = Table(
         Column("engine", no_wrap=True),
-        *(Column(f"decode {size}", justify="right") for size in sizes),
-        *(Column(f"prefill {size}", justify="right") for size in sizes),
-        Column("first token s", justify="right"),
-        caption="tokens per second by batch size, medians",
+        *(Column(f"decode\n{size}", justify="right", no_wrap=True) for size in sizes),
+        *(Column(f"prefill\n{size}", justify="right", no_wrap=True) for size in sizes),
+        Column("first\ntoken s", justify="right", no_wrap=True),
+        caption=f"tokens per second {_CLOCKS[report['clock']]} and batch size, medians",
     )
     for row in _rows(report):
         table.add_row(*row)
@@ -95,8 +95,8 @@ def _how(report: dict[str, Any]) -> str:
     return (
         f"{report['model']}, prompts of {plan['input_tokens']} random tokens, "
         f"{plan['output_tokens']} new tokens, greedy, end tokens ignored, no drafts. Each engine "
-        f"in its own process on core {_list(report['machine']['cores'])}, in turns, medians of "
-        f"{plan['repeats']} rounds. Tokens per second {_CLOCKS[report['clock']]}; decode is "
+        f"in its own process on core {_list(report['machine']['cores'])}, in turns, "
+        f"medians of {plan['repeats']} round{'s' * (plan['repeats'] > 1)}. Tokens per second {_CLOCKS[report['clock']]}; decode is "
         "counted once every prompt is done, prefill until then."
     )
 

@@ -14,7 +14,11 @@ from plait.platform.cli.table import Batches, Comparing, Measuring
 from plait.platform.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from plait.platform.bench.comparing import Comparison
+
+_PLACES = ("--peers-dir", "--bench-dir", "--pages", "--json")
 
 
 def compare(*, flags: Resolved) -> None:
@@ -84,12 +88,27 @@ def _comparison(flags: Resolved, measuring: Measuring) -> Comparison:
 def _write_pages(report: dict[str, Any], folder: Path) -> None:
     from plait.platform.bench.compare_report import page, plot
 
-    command = shlex.join(["plait", *sys.argv[1:]])
+    command = shlex.join(["plait", *_without_places(sys.argv[1:])])
     try:
         (folder / "comparison.md").write_text(page(report, command), "utf-8")
         (folder / "comparison.svg").write_text(plot(report), "utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write --pages {folder}: {error.strerror}") from None
+
+
+def _without_places(arguments: Sequence[str]) -> list[str]:
+    """A command without where things lie: that is this machine's, and changes no figure."""
+    kept: list[str] = []
+    is_value = False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        if not is_value and name in _PLACES:
+            is_value = not equals
+            continue
+        if not is_value:
+            kept.append(argument)
+        is_value = False
+    return kept
 
 
 def _tell(line: str) -> None:

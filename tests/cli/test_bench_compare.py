@@ -22,6 +22,7 @@ from plait.platform.bench.throughput import Plan
 from plait.platform.bench.weights import make
 from plait.platform.bench.worker_process import WorkerFailed, WorkerProcess
 from plait.platform.bench.workload import Shape
+from plait.platform.cli.bench_compare import _without_places
 from plait.platform.cli.main import app
 from plait.platform.errors import ConfigError
 
@@ -236,6 +237,21 @@ def test_the_plot_is_xml_and_its_bars_have_the_rates_lengths():
     assert "Small <1B> on P & Q" in texts
     bars = [float(r.get("width")) for r in list(tree.iter(f"{space}rect"))[1:]]
     assert bars[0] == pytest.approx(2 * bars[1], rel=0.01)
+
+
+def test_a_page_tells_no_places():
+    command = [
+        "bench",
+        "compare",
+        "--json",
+        "/a",
+        "--pages=/b",
+        "--clock",
+        "wall",
+        "--peers-dir",
+        "c",
+    ]
+    assert _without_places(command) == ["bench", "compare", "--clock", "wall"]
 
 
 def test_engines_are_chosen_by_name_or_engine():
