@@ -23,10 +23,11 @@ def console_table(report: dict[str, Any]) -> Table:
     sizes = [one["batch_size"] for one in report["results"]]
     table = Table(
         Column("engine", no_wrap=True),
-        *(Column(f"decode\n{size}", justify="right", no_wrap=True) for size in sizes),
-        *(Column(f"prefill\n{size}", justify="right", no_wrap=True) for size in sizes),
-        Column("first\ntoken s", justify="right", no_wrap=True),
-        caption=f"tokens per second {_CLOCKS[report['clock']]} and batch size, medians",
+        *(Column(f"dec.\n{size}", justify="right", no_wrap=True) for size in sizes),
+        *(Column(f"pre.\n{size}", justify="right", no_wrap=True) for size in sizes),
+        Column("first\ns", justify="right", no_wrap=True),
+        caption="tokens per second of decode and prefill by batch size, medians, "
+        f"{_CLOCKS[report['clock']]}; seconds to the first token",
     )
     for row in _rows(report):
         table.add_row(*row)
@@ -96,8 +97,9 @@ def _how(report: dict[str, Any]) -> str:
         f"{report['model']}, prompts of {plan['input_tokens']} random tokens, "
         f"{plan['output_tokens']} new tokens, greedy, end tokens ignored, no drafts. Each engine "
         f"in its own process on core {_list(report['machine']['cores'])}, in turns, "
-        f"medians of {plan['repeats']} round{'s' * (plan['repeats'] > 1)}. Tokens per second {_CLOCKS[report['clock']]}; decode is "
-        "counted once every prompt is done, prefill until then."
+        f"medians of {plan['repeats']} round{'s' * (plan['repeats'] > 1)}. Tokens per second "
+        f"{_CLOCKS[report['clock']]}; decode is counted once every prompt is done, prefill "
+        "until then."
     )
 
 
