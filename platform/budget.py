@@ -53,7 +53,7 @@ def available_bytes() -> int:
     available = int(psutil.virtual_memory().available)
     limit, used = _cgroup("memory.max"), _cgroup("memory.current")
     if limit is not None:
-        available = min(available, limit - (used or 0))
+        available = min(available, limit - max((used or 0) - _cached_bytes(), 0))
     return max(available, 0)
 
 
@@ -63,6 +63,16 @@ def _cgroup(name: str) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdigit() else None
+
+
+def _cached_bytes() -> int:
+    """Pages of files that count as the cgroup's: they go when memory is needed."""
+    try:
+        lines = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    counts = dict(line.split() for line in lines)
+    return sum(int(counts.get(name, 0)) for name in ("active_file", "inactive_file"))
 
 
 def fit(

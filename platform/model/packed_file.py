@@ -115,7 +115,8 @@ def map_packed(path: Path, *, verify: bool) -> MappedFile:
             raise DamagedFile(f"{path.name} was changed")
     # Private: pages are shared with other processes for as long as nobody writes, and nobody does.
     mapped = np.memmap(path, mode="c", dtype=np.uint8)
-    mapped._mmap.madvise(mmap.MADV_WILLNEED)  # type: ignore[attr-defined]
+    if hasattr(mmap, "MADV_WILLNEED"):
+        mapped._mmap.madvise(mmap.MADV_WILLNEED)  # type: ignore[attr-defined]
     data = torch.from_numpy(mapped.view(np.ndarray))[start:]
     values = {name: _restore(described, data) for name, described in header["values"]}
     return MappedFile(values=values, num_bytes=header["num_bytes"])

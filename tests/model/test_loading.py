@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.step_driver import StepDriver, Track
 from support.tiny_models import make_checkpoint, rewrite_config
+from support.tiny_vision import make_vision_checkpoint
 
 from plait.platform.config import Options
 from plait.platform.errors import ConfigError, ModelUnsupported
@@ -197,3 +198,33 @@ def test_flags_that_cannot_hold(tmp_path):
     for options in ({"dtype": "float64"}, {"executor": "magic"}, {"device": "cuda:9"}):
         with pytest.raises(ConfigError):
             load(directory, **options)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_towers_keep_their_numbers_when_the_language_model_is_quantised(family, tmp_path):
+    make_vision_checkpoint(family, tmp_path)
+    executor = load(tmp_path, quantization="int8", executor="torch").executor
+    kinds = {name: type(site.leaf.packed).__name__ for name, site in executor.leaves.sites.items()}
+    towers = {kind for name, kind in kinds.items() if "vision" in name or "visual" in name}
+    language = {kind for name, kind in kinds.items() if "language_model" in name}
+    assert (towers, language) == ({"PackedWeight"}, {"PackedQuantized"})
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt2", "gemma2", "mixtral", "gpt_oss"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_any_family_is_quantised_while_it_is_loaded(family, quantization, tmp_path):
+    directory = make_checkpoint(family, tmp_path)
+    options = {"dtype": "float32", "quantization": quantization}
+    loaded = load(directory, **options)
+    report = check_model(Options(model=str(directory), **options))
+    assert report.weight_formats == loaded.info.weight_formats
+    assert {name for name, _ in report.weight_formats} >= {quantization, "int8"}
+    got, wanted = (scores(x) for x in (loaded, load(directory, dtype="float32")))
+    off = (got - wanted).abs().mean()
+    assert 0 < off < {"int8": 0.05, "int4": 0.5}[quantization]
+
+
+def scores(loaded):
+    track = Track(list(range(10, 40)), num_output=1)
+    StepDriver(loaded.executor).run([track])
+    return torch.stack(track.logprobs)

@@ -39,13 +39,13 @@ def reference():
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """The embedded model as a plain checkpoint in bfloat16."""
+    """The embedded model as a plain checkpoint in float16."""
     directory = tmp_path_factory.mktemp("plain")
     config = read_gguf_config(model_path())
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(config))
     file = GgufFile(model_path(), model)
-    tensors = {name: file.read(name).bfloat16() for name in file.shapes}
+    tensors = {name: file.read(name).half() for name in file.shapes}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config))
     return directory
