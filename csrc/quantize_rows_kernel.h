@@ -1,56 +1,146 @@
-// Rows to whole numbers, see quantized_linear.h, as templates over the vector type.
+// Rows to whole numbers, and into panels, see quantized_linear.h and quantized_kernel.h: templates
+// over an instruction set's vectors.
 
 #pragma once
 
-#include "quantized_linear.h"
-#include "vec.h"
+#include "quantized_kernel.h"
 
 namespace plait {
 namespace {
 
-// The row group's values, zeros beyond `count`.
-template <class V, class T>
-void widen_group(const T* x, size_t count, size_t group, float* out) {
-  if (count >= group) {
-    for (size_t i = 0; i < group; i += V::kLanes) V::store(out + i, V::load(x + i));
-    return;
+// What a row group is multiplied by to become codes, and back.
+struct GroupScale {
+  float inverse;
+  float scale;
+
+  // `most` is the greatest size in the group.
+  explicit GroupScale(float most) {
+    const bool is_zero = !(most > 1e-30f);  // where 127 / most could overflow
+    const bool is_finite = most < __builtin_inff();
+    inverse = is_finite && !is_zero ? 127.0f / most : 0.0f;
+    scale = is_finite ? (is_zero ? 0.0f : most * (1.0f / 127.0f)) : __builtin_nanf("");
   }
-  for (size_t i = 0; i < group; i += V::kLanes) {
-    V::store(out + i, i < count ? load_some<V>(x + i, count - i) : V::zero());
+};
+
+template <class Q, class T, int kGroup>
+void quantize_row(const QuantizeRowsArgs& args, const T* x, size_t row) {
+  const size_t groups = args.padded_inputs / kGroup;
+  const size_t whole = args.in_features / kGroup;
+  int8_t* codes = args.codes + row * args.padded_inputs;
+  float* scales = args.scales + row * groups;
+  int32_t* sums = args.sums + row * groups;
+  for (size_t g = 0; g < whole; ++g) {
+    sums[g] = Q::template quantize_group<T, kGroup>(x + g * kGroup, codes + g * kGroup, scales + g);
+  }
+  for (size_t g = whole; g < groups; ++g) {
+    const size_t first = g * kGroup;
+    T padded[kGroup] = {};
+    if (first < args.in_features) {
+      std::memcpy(padded, x + first, (args.in_features - first) * sizeof(T));
+    }
+    sums[g] = Q::template quantize_group<T, kGroup>(padded, codes + first, scales + g);
   }
 }
 
-template <class Q, class T>
-void quantize_row(const QuantizeRowsArgs& args, const T* x, size_t row) {
-  const size_t groups = args.padded_inputs / args.row_group;
-  int8_t* codes = args.codes + row * args.padded_inputs;
-  for (size_t g = 0; g < groups; ++g) {
-    const size_t first = g * args.row_group;
-    const size_t count = first < args.in_features ? args.in_features - first : 0;
-    float values[kRowGroup];
-    widen_group<typename Q::V>(x + (count > 0 ? first : 0), count, args.row_group, values);
-
-    const float most = Q::largest(values, args.row_group);
-    const bool is_finite = most < __builtin_inff();  // neither infinite nor NaN
-    const bool is_zero = !(most > 1e-30f);           // where 127 / most could overflow
-    const float inverse = is_zero || !is_finite ? 0.0f : 127.0f / most;
-    const float scale = is_finite ? most * (1.0f / 127.0f) : __builtin_nanf("");
-    const size_t place = row * groups + g;
-    args.sums[place] = is_finite ? Q::round_group(values, inverse, args.row_group, codes + first)
-                                 : Q::round_group(Q::kZeros, 0.0f, args.row_group, codes + first);
-    args.scales[place] = is_finite && is_zero ? 0.0f : scale;
+template <class Q, int kGroup>
+void quantize_rows_of(const QuantizeRowsArgs& args, size_t begin, size_t end) {
+  for (size_t row = begin; row < end; ++row) {
+    if (args.x_type == Element::kFloat32) {
+      const auto* x = static_cast<const float*>(args.x) + row * args.x_stride;
+      quantize_row<Q, float, kGroup>(args, x, row);
+    } else {
+      const auto* x = static_cast<const uint16_t*>(args.x) + row * args.x_stride;
+      quantize_row<Q, uint16_t, kGroup>(args, x, row);
+    }
   }
 }
 
 template <class Q>
 void quantize_rows_of(const QuantizeRowsArgs& args, size_t begin, size_t end) {
-  for (size_t row = begin; row < end; ++row) {
-    if (args.x_type == Element::kFloat32) {
-      quantize_row<Q>(args, static_cast<const float*>(args.x) + row * args.x_stride, row);
-    } else {
-      quantize_row<Q>(args, static_cast<const uint16_t*>(args.x) + row * args.x_stride, row);
+  if (args.row_group == kRowGroup) {
+    quantize_rows_of<Q, kRowGroup>(args, begin, end);
+  } else {
+    quantize_rows_of<Q, kRowGroup / 2>(args, begin, end);
+  }
+}
+
+// Steps of kRows rows that lie `stride` bytes apart, one beside the other.
+template <int kRows, size_t kStepBytes>
+PLAIT_INLINE void interleave(const char* from, size_t stride, size_t steps, char* to) {
+  for (size_t s = 0; s < steps; ++s, from += kStepBytes) {
+    PLAIT_UNROLL
+    for (int r = 0; r < kRows; ++r, to += kStepBytes) {
+      std::memcpy(to, from + static_cast<size_t>(r) * stride, kStepBytes);
     }
   }
+}
+
+template <class Q, Codes kCodes, int kRows>
+void pack_panel_rows(const QuantizedWeight& weight, const QuantizedRows& from, size_t first_row,
+                     char* panel) {
+  constexpr size_t kBytes = Q::template step_bytes<kCodes>();
+  const size_t group = weight.row_group();
+  const size_t steps = group / kStepInputs;
+  const int8_t* codes = from.codes + first_row * from.row_bytes;
+  const float* scales = from.scales + first_row * from.row_groups;
+  const int32_t* sums = from.sums + first_row * from.row_groups;
+  for (size_t g = 0; g < from.row_groups; ++g, codes += group) {
+    if constexpr (kBytes == kStepInputs) {
+      interleave<kRows, kBytes>(reinterpret_cast<const char*>(codes), from.row_bytes, steps, panel);
+    } else {
+      int16_t wide[kRows][kRowGroup];
+      for (int r = 0; r < kRows; ++r) {
+        Q::widen(codes + static_cast<size_t>(r) * from.row_bytes, group, wide[r]);
+      }
+      interleave<kRows, kBytes>(reinterpret_cast<const char*>(wide), sizeof(wide[0]), steps, panel);
+    }
+    panel += steps * kRows * kBytes;
+    PLAIT_UNROLL
+    for (size_t r = 0; r < kRows; ++r) {
+      const size_t place = r * from.row_groups + g;
+      const float product = scales[place] * static_cast<float>(sums[place]);
+      const int32_t offset = weight.zero_point * sums[place];
+      std::memcpy(panel + 4 * r, scales + place, 4);
+      std::memcpy(panel + 4 * (kRows + r),
+                  weight.has_mins ? static_cast<const void*>(&product) : &offset, 4);
+    }
+    panel += 8 * kRows;
+  }
+}
+
+using PackRows = void (*)(const QuantizedWeight&, const QuantizedRows&, size_t, char*);
+
+template <class Q, Codes kCodes, int kRows>
+constexpr PackRows pack_rows_if_it_fits() {
+  if constexpr (kRows <= Q::kMaxRows) {
+    return &pack_panel_rows<Q, kCodes, kRows>;
+  } else {
+    return nullptr;
+  }
+}
+
+template <class Q, Codes kCodes>
+PackRows find_pack_rows(size_t rows) {
+  static constexpr PackRows kTable[] = {
+      nullptr,
+      pack_rows_if_it_fits<Q, kCodes, 1>(),
+      pack_rows_if_it_fits<Q, kCodes, 2>(),
+      pack_rows_if_it_fits<Q, kCodes, 3>(),
+      pack_rows_if_it_fits<Q, kCodes, 4>(),
+      pack_rows_if_it_fits<Q, kCodes, 5>(),
+      pack_rows_if_it_fits<Q, kCodes, 6>(),
+      pack_rows_if_it_fits<Q, kCodes, 7>(),
+      pack_rows_if_it_fits<Q, kCodes, 8>(),
+  };
+  return kTable[rows];
+}
+
+template <class Q>
+void pack_rows(const QuantizedWeight& weight, const QuantizedRows& from, size_t first_row,
+               size_t rows, char* panel) {
+  const PackRows pack = weight.bits == 4 ? find_pack_rows<Q, Codes::kSmall>(rows)
+                                         : find_pack_rows<Q, Codes::kBytes>(rows);
+  pack(weight, from, first_row, panel);
 }
 
 }  // namespace

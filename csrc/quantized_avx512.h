@@ -12,7 +12,6 @@ struct Avx512Quant {
   using V = Avx512Vec;
   using I = __m512i;
   static constexpr int kVecs = 1;
-  static constexpr float kZeros[kRowGroup] = {};
 
   static I load_codes(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static I broadcast(const void* p) {
@@ -44,29 +43,43 @@ struct Avx512Quant {
     }
   }
 
-  // The greatest size, by its bits, among which NaN is greater than infinity.
-  static float largest(const float* values, size_t count) {
+  // Returns the sum of the codes. Sizes are compared by their bits, among which NaN is greater than
+  // infinity.
+  template <class T, int kGroup>
+  static int32_t quantize_group(const T* x, int8_t* codes, float* scale) {
+    V::F values[kGroup / 16];
     I most = _mm512_setzero_si512();
-    for (size_t i = 0; i < count; i += 16) {
-      const I bits = _mm512_loadu_si512(values + i);
-      most = _mm512_max_epi32(most, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
+    PLAIT_UNROLL
+    for (int i = 0; i < kGroup / 16; ++i) {
+      values[i] = V::load(x + 16 * i);
+      const I size =
+          _mm512_and_si512(_mm512_castps_si512(values[i]), _mm512_set1_epi32(0x7fffffff));
+      most = _mm512_max_epi32(most, size);
     }
     const int32_t bits = _mm512_reduce_max_epi32(most);
-    float value;
-    std::memcpy(&value, &bits, sizeof(value));
-    return value;
-  }
-
-  // Rounds values * inverse to codes; returns their sum.
-  static int32_t round_group(const float* values, float inverse, size_t count, int8_t* out) {
-    const __m512 factor = _mm512_set1_ps(inverse);
+    float size;
+    std::memcpy(&size, &bits, sizeof(size));
+    const GroupScale group(size);
+    *scale = group.scale;
+    const V::F factor = _mm512_set1_ps(group.inverse);
     I sums = _mm512_setzero_si512();
-    for (size_t i = 0; i < count; i += 16) {
-      const I whole = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(values + i), factor));
+    PLAIT_UNROLL
+    for (int i = 0; i < kGroup / 16; ++i) {
+      const I whole = _mm512_cvtps_epi32(_mm512_mul_ps(values[i], factor));
       sums = _mm512_add_epi32(sums, whole);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm512_cvtsepi32_epi8(whole));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + 16 * i), _mm512_cvtsepi32_epi8(whole));
     }
     return _mm512_reduce_add_epi32(sums);
+  }
+
+  // Steps of four codes to (x0, x2), (x1, x3).
+  static void widen(const int8_t* codes, size_t count, int16_t* out) {
+    const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+    for (size_t i = 0; i < count; i += 16) {
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
+                          _mm256_cvtepi8_epi16(_mm_shuffle_epi8(bytes, order)));
+    }
   }
 };
 

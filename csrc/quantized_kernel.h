@@ -309,47 +309,6 @@ void run_tile_in_blocks(const QuantizedJob& job, size_t tile, float* sums, float
   }
 }
 
-// [steps][rows] of a panel's row group.
-template <class Q>
-void pack_group(const QuantizedRows& from, size_t first_row, size_t rows, size_t first_input,
-                size_t group, bool is_small, char* out) {
-  const int8_t* codes = from.codes + first_row * from.row_bytes + first_input;
-  const size_t step_bytes =
-      is_small ? Q::template step_bytes<Codes::kSmall>() : Q::template step_bytes<Codes::kBytes>();
-  for (size_t k = 0; k < group; k += kStepInputs) {
-    for (size_t r = 0; r < rows; ++r, out += step_bytes) {
-      const int8_t* step = codes + r * from.row_bytes + k;
-      if (step_bytes == kStepInputs) {
-        std::memcpy(out, step, kStepInputs);
-      } else {
-        const int16_t wide[kStepInputs] = {step[0], step[2], step[1], step[3]};
-        std::memcpy(out, wide, sizeof(wide));
-      }
-    }
-  }
-}
-
-template <class Q>
-void pack_rows(const QuantizedWeight& weight, const QuantizedRows& from, size_t first_row,
-               size_t rows, char* panel) {
-  const size_t group = weight.row_group();
-  const size_t step_bytes = weight.bits == 4 ? Q::template step_bytes<Codes::kSmall>()
-                                             : Q::template step_bytes<Codes::kBytes>();
-  for (size_t g = 0; g < from.row_groups; ++g) {
-    pack_group<Q>(from, first_row, rows, g * group, group, weight.bits == 4, panel);
-    panel += group / kStepInputs * rows * step_bytes;
-    for (size_t r = 0; r < rows; ++r, panel += 4) {
-      std::memcpy(panel, from.scales + (first_row + r) * from.row_groups + g, 4);
-    }
-    for (size_t r = 0; r < rows; ++r, panel += 4) {
-      const size_t place = (first_row + r) * from.row_groups + g;
-      const float product = from.scales[place] * static_cast<float>(from.sums[place]);
-      const int32_t offset = weight.zero_point * from.sums[place];
-      std::memcpy(panel, weight.has_mins ? static_cast<const void*>(&product) : &offset, 4);
-    }
-  }
-}
-
 template <class Q>
 void run_quantized(const QuantizedJob& job, size_t begin, size_t end, char* scratch) {
   auto* codes = reinterpret_cast<uint8_t*>(scratch);

@@ -15,7 +15,6 @@ struct PlainQuant {
   static constexpr int kVecs = 4;
   static constexpr int kMaxRows = 4;
   static constexpr size_t kDirectRows = 4;
-  static constexpr float kZeros[kRowGroup] = {};
 
   template <Codes>
   static constexpr size_t step_bytes() {
@@ -72,23 +71,28 @@ struct PlainQuant {
     }
   }
 
-  static float largest(const float* values, size_t count) {
+  // Returns the sum of the codes. Sizes are compared by their bits, among which NaN is greater than
+  // infinity.
+  template <class T, int kGroup>
+  static int32_t quantize_group(const T* x, int8_t* codes, float* scale) {
+    float values[kGroup];
     uint32_t most = 0;
-    for (size_t i = 0; i < count; ++i) {
+    for (size_t i = 0; i < kGroup; i += V::kLanes) V::store(values + i, V::load(x + i));
+    for (const float value : values) {
       uint32_t bits;
-      std::memcpy(&bits, values + i, sizeof(bits));
+      std::memcpy(&bits, &value, sizeof(bits));
       most = std::max(most, bits & 0x7fffffff);
     }
-    float value;
-    std::memcpy(&value, &most, sizeof(value));
-    return value;
-  }
-
-  static int32_t round_group(const float* values, float inverse, size_t count, int8_t* out) {
+    float size;
+    std::memcpy(&size, &most, sizeof(size));
+    const GroupScale group(size);
+    *scale = group.scale;
     int32_t sum = 0;
-    for (size_t i = 0; i < count; ++i) {
-      out[i] = static_cast<int8_t>(__builtin_nearbyintf(values[i] * inverse));
-      sum += out[i];
+    for (size_t i = 0; i < kGroup; ++i) {
+      const float whole =
+          group.inverse == 0 ? 0.0f : __builtin_nearbyintf(values[i] * group.inverse);
+      codes[i] = static_cast<int8_t>(whole);
+      sum += codes[i];
     }
     return sum;
   }

@@ -13,8 +13,7 @@ struct Avx2Quant {
   using I = __m256i;
   static constexpr int kVecs = 2;
   static constexpr int kMaxRows = 4;
-  static constexpr size_t kDirectRows = 4;
-  static constexpr float kZeros[kRowGroup] = {};
+  static constexpr size_t kDirectRows = 8;
 
   template <Codes kCodes>
   static constexpr size_t step_bytes() {
@@ -130,35 +129,56 @@ struct Avx2Quant {
   }
 
   // The greatest size, by its bits, among which NaN is greater than infinity.
-  static float largest(const float* values, size_t count) {
-    I most = _mm256_setzero_si256();
-    for (size_t i = 0; i < count; i += 8) {
-      const I bits = _mm256_castps_si256(_mm256_loadu_ps(values + i));
-      most = _mm256_max_epi32(most, _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)));
-    }
+  static float largest(I most) {
     __m128i half = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
     half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4e));
     half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0xb1));
     return _mm_cvtss_f32(_mm_castsi128_ps(half));
   }
+  static int32_t sum(I v) {
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
+    return _mm_cvtsi128_si32(half);
+  }
 
-  // Rounds values * inverse to codes; returns their sum.
-  static int32_t round_group(const float* values, float inverse, size_t count, int8_t* out) {
-    const __m256 factor = _mm256_set1_ps(inverse);
+  // Returns the sum of the codes.
+  template <class T, int kGroup>
+  static int32_t quantize_group(const T* x, int8_t* codes, float* scale) {
+    V::F values[kGroup / 8];
+    I most = _mm256_setzero_si256();
+    PLAIT_UNROLL
+    for (int i = 0; i < kGroup / 8; ++i) {
+      values[i] = V::load(x + 8 * i);
+      const I size =
+          _mm256_and_si256(_mm256_castps_si256(values[i]), _mm256_set1_epi32(0x7fffffff));
+      most = _mm256_max_epi32(most, size);
+    }
+    const GroupScale group(largest(most));
+    *scale = group.scale;
+    const V::F factor = _mm256_set1_ps(group.inverse);
     I sums = _mm256_setzero_si256();
-    for (size_t i = 0; i < count; i += 16) {
-      const I low = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(values + i), factor));
-      const I high = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(values + i + 8), factor));
+    PLAIT_UNROLL
+    for (int i = 0; i < kGroup / 8; i += 2) {
+      const I low = _mm256_cvtps_epi32(_mm256_mul_ps(values[i], factor));
+      const I high = _mm256_cvtps_epi32(_mm256_mul_ps(values[i + 1], factor));
       sums = _mm256_add_epi32(sums, _mm256_add_epi32(low, high));
       const I words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
       const __m128i bytes =
           _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), bytes);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + 8 * i), bytes);
     }
-    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
-    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
-    return _mm_cvtsi128_si32(half);
+    return sum(sums);
+  }
+
+  // Steps of four codes to (x0, x2), (x1, x3).
+  static void widen(const int8_t* codes, size_t count, int16_t* out) {
+    const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+    for (size_t i = 0; i < count; i += 16) {
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
+                          _mm256_cvtepi8_epi16(_mm_shuffle_epi8(bytes, order)));
+    }
   }
 };
 
