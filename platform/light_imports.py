@@ -1,10 +1,12 @@
 """Importing transformers' model code without the compilers and process groups that it brings in.
 
 Its modules decorate a few functions for torch's compiler and name types of distributed tensors, and
-so load nine hundred modules that a server on one machine, which compiles nothing, never uses: more
-than half of the time that all imports take. Here they are loaded with stand-ins in their place, as
-`torch.distributed.is_available` is asked and answers no. Whoever asks for the real ones, later or
-in between, gets them.
+so load nine hundred modules that a server on one machine, which compiles nothing, never uses: a
+third of all processor time until the first token. Here they are loaded with stand-ins in their
+place, and `torch.distributed.is_available` answers no meanwhile. torch does the same by itself, the
+first time that it computes a shape on meta tensors: hence a model is built within
+`without_compiler` too. Whoever asks a stand-in for more than it has, then or later, gets the real
+module's.
 """
 
 from __future__ import annotations
@@ -22,36 +24,48 @@ import torch.distributed
 
 _COMPILER = "torch._dynamo"
 _TRACING = "torch._dynamo._trace_wrapped_higher_order_op"
+_SYMBOLS = "sympy"  # whose symbols torch looks for among the operands of meta tensors
+_SHAPES = "torch.fx.experimental.symbolic_shapes"
 _DISTRIBUTED = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK"})
 _MARKS = ("assume_constant_result", "allow_in_graph", "disable")  # what decorators there are
 
 
 def import_transformers() -> None:
     """Import what all of our model code needs of transformers."""
-    with _stand_ins():
-        importlib.import_module("transformers.modeling_utils")
-        importlib.import_module("transformers.masking_utils")
+    is_available = torch.distributed.is_available
+    with without_compiler() as is_without:
+        if is_without:
+            torch.distributed.is_available = _no
+        try:
+            importlib.import_module("transformers.modeling_utils")
+            importlib.import_module("transformers.masking_utils")
+        finally:
+            torch.distributed.is_available = is_available
 
 
 @contextmanager
-def _stand_ins() -> Iterator[None]:
+def without_compiler() -> Iterator[bool]:
+    """Within, torch's compiler is not imported for marks that it alone reads.
+
+    Gives whether it is so: not where it is there already.
+    """
     if _COMPILER in sys.modules or not _DISTRIBUTED.isdisjoint(os.environ):
-        yield  # it is there already, or this process is one of a group and needs it all
+        yield False  # it is there already, or this process is one of a group and needs it all
         return
-    is_available = torch.distributed.is_available
     sys.modules[_COMPILER] = _StandIn(_COMPILER, dict.fromkeys(_MARKS, _marked))
     sys.modules[_TRACING] = _StandIn(_TRACING, {"TransformGetItemToIndex": _IndexTracing})
+    if _SYMBOLS not in sys.modules and _SHAPES not in sys.modules:
+        sys.modules[_SYMBOLS] = _StandIn(_SYMBOLS, {"Basic": _Symbol})
+        sys.modules[_SHAPES] = _StandIn(_SHAPES, _OF_NUMBERS)
     torch._dynamo = sys.modules[_COMPILER]  # type: ignore[attr-defined]
-    torch.distributed.is_available = _no
     try:
-        yield
+        yield True
     finally:
-        torch.distributed.is_available = is_available
         _take_away()
 
 
 def _take_away() -> None:
-    for name in (_COMPILER, _TRACING):
+    for name in (_COMPILER, _TRACING, _SYMBOLS, _SHAPES):
         if isinstance(sys.modules.get(name), _StandIn):
             del sys.modules[name]
     if isinstance(vars(torch).get("_dynamo"), _StandIn):
@@ -85,5 +99,33 @@ class _IndexTracing:
         return importlib.import_module(_TRACING).TransformGetItemToIndex()
 
 
-def _no() -> bool:
+class _Symbol:
+    """Stands for a class of which there is nothing."""
+
+
+def _no(*_: Any) -> bool:
     return False
+
+
+def _yes(*_: Any) -> bool:
+    return True
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    return list(one) == list(other) if isinstance(one, tuple | list) else bool(one == other)
+
+
+# What torch asks of shapes, where they are plain numbers.
+_OF_NUMBERS: dict[str, Callable[..., Any]] = {
+    "guard_or_false": bool,
+    "guard_or_true": bool,
+    "guard_size_oblivious": bool,
+    "expect_true": bool,
+    "statically_known_true": bool,
+    "is_nested_int": _no,
+    "has_guarding_hint": _yes,
+    "guarding_hint_or_throw": int,
+    "sym_and": lambda *parts: all(parts),
+    "sym_or": lambda *parts: any(parts),
+    "sym_eq": _is_equal,
+}

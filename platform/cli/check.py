@@ -31,6 +31,9 @@ def check(
 
     Exit code 0: it can; 1: it cannot.
     """
+    from plait.platform.light_imports import import_transformers
+
+    import_transformers()
     from plait.platform.model import check_model
 
     options = engine_options(flags)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
 import struct
@@ -46,6 +47,13 @@ def read_header(path: Path) -> GgufHeader:
 
     Raises `ModelUnsupported` where the file is no GGUF file, damaged or truncated.
     """
+    facts = path.stat()
+    return _read_header(path, facts.st_size, facts.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=2)  # three parts of loading want it, and a vocabulary takes a while
+def _read_header(path: Path, size: int, mtime_ns: int) -> GgufHeader:
+    del mtime_ns  # a file that was written anew is read anew
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             header = _HeaderReader(data).header()
@@ -54,10 +62,9 @@ def read_header(path: Path) -> GgufHeader:
     except (ValueError, IndexError, KeyError) as error:
         raise ModelUnsupported(f"{path.name} is no readable GGUF file: {error}") from error
     end = max((tensor.end for tensor in header.tensors), default=0)
-    if end > path.stat().st_size:
+    if end > size:
         raise ModelUnsupported(
-            f"{path.name} is truncated: its tensors end at byte {end}, the file at "
-            f"{path.stat().st_size}"
+            f"{path.name} is truncated: its tensors end at byte {end}, the file at {size}"
         )
     return header
 

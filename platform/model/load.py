@@ -14,6 +14,7 @@ import torch
 from plait.platform.config import KVGroup, ModelInfo, Options, VisionInfo
 from plait.platform.cores import num_threads, pinned_cores
 from plait.platform.errors import ConfigError, PlaitError
+from plait.platform.light_imports import without_compiler
 from plait.platform.model.build import Skeleton, build_skeleton, kv_groups, prepare
 from plait.platform.model.executor import TorchExecutor
 from plait.platform.model.gguf_header import read_header
@@ -64,6 +65,7 @@ class SupportReport:
     notes: tuple[str, ...] = ()
 
 
+@without_compiler()
 def load_model(options: Options) -> LoadedModel:
     """Load `options.model`.
 
@@ -143,6 +145,7 @@ def _program(
         return (), _not_lowered(error)
 
 
+@without_compiler()
 def check_model(options: Options) -> SupportReport:
     """Say whether `options.model` can be served, from its config and headers alone."""
     name = options.model or "the embedded model"
