@@ -57,7 +57,7 @@ def without_compiler() -> Iterator[bool]:
     if _SYMBOLS not in sys.modules and _SHAPES not in sys.modules:
         sys.modules[_SYMBOLS] = _StandIn(_SYMBOLS, {"Basic": _Symbol})
         sys.modules[_SHAPES] = _StandIn(_SHAPES, _OF_NUMBERS)
-    torch._dynamo = sys.modules[_COMPILER]  # type: ignore[attr-defined]
+    torch._dynamo = sys.modules[_COMPILER]
     try:
         yield True
     finally:
