@@ -19,6 +19,7 @@ import zmq
 
 from plait.platform.core import Event, FinishReason
 from plait.platform.errors import PlaitError
+from plait.platform.kept_images import KeptImages
 from plait.platform.messages import (
     Abort,
     AdapterStates,
@@ -27,11 +28,13 @@ from plait.platform.messages import (
     DropAdapter,
     Events,
     Failed,
+    ForgetImages,
     FromEngine,
     Heartbeat,
     LoadAdapter,
     PinAdapter,
     Ready,
+    SendImages,
     Start,
     Starting,
     ToEngine,
@@ -148,12 +151,13 @@ def serve(link: Link, engine: Engine) -> None:
     """
     draining = False
     told = _Told()
+    images = KeptImages()
     while not (draining and not engine.has_unfinished):
         at_work = engine.has_unfinished or engine.is_loading
         timeout_ms = 0 if at_work else int(IDLE_HEARTBEAT_S * 1000)
         while (message := link.receive(timeout_ms=timeout_ms)) is not None:
             draining |= isinstance(message, Drain)
-            _handle(link, engine, message)
+            _handle(link, engine, images, message)
             timeout_ms = 0
         events = engine.step()
         for result in engine.take_adapter_results():
@@ -193,7 +197,7 @@ class _Told:
         self._states_s = time.monotonic()
 
 
-def _handle(link: Link, engine: Engine, message: ToEngine) -> None:
+def _handle(link: Link, engine: Engine, images: KeptImages, message: ToEngine) -> None:
     if isinstance(message, Abort):
         for request_id in message.request_ids:
             engine.abort(request_id)
@@ -206,12 +210,14 @@ def _handle(link: Link, engine: Engine, message: ToEngine) -> None:
             log.warning("adapter %s: %s", message.generation[:12], error.message)
     elif isinstance(message, DropAdapter):
         engine.drop_adapter(message.generation)
+    elif isinstance(message, SendImages | ForgetImages):
+        images.take(message)
     elif isinstance(message, Add):
         request = message.request
         if message.timeout_s is not None:
             request = replace(request, deadline_s=time.monotonic() + message.timeout_s)
         try:
-            engine.add(request)
+            engine.add(images.complete(request))
         except Exception as error:
             if not isinstance(error, PlaitError):
                 log.exception("request %s could not be added", request.request_id)

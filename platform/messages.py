@@ -1,20 +1,21 @@
 """What crosses the socket between the API process and the engine process: msgpack, no pickle.
 
-One ZeroMQ PAIR over ipc. API → engine: `Start` first, then `Add`, `Abort`, `Drain`, and what
-shall become of adapters. Engine → API: `Starting` (named phases with seconds), `Ready`, `Events`
-(one per step), `Heartbeat`, what became of adapters, `Failed` (start-up failed: code and message).
-Each frame is one tagged union.
+One ZeroMQ PAIR over ipc. API → engine: `Start` first, then `Add`, `Abort`, `Drain`, the images of
+requests, and what shall become of adapters. Engine → API: `Starting` (named phases with seconds),
+`Ready`, `Events` (one per step), `Heartbeat`, what became of adapters, `Failed` (start-up failed:
+code and message). Each frame is one tagged union.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from plait.adapters.info import AdapterInfo, AdapterState, AddedToken, LoadReport
 from plait.platform.config import EngineConfig, Options
-from plait.platform.core import Event, Request
+from plait.platform.core import Array, Event, ImageItem, Request
 
 
 class Start(msgspec.Struct, tag="start"):
@@ -28,6 +29,23 @@ class Add(msgspec.Struct, tag="add"):
 
     request: Request
     timeout_s: float | None = None  # the engine turns it into `Request.deadline_s` on its clock
+
+
+class SendImages(msgspec.Struct, tag="send_images"):
+    """Tensors of images, by `image_name`: requests that follow have them without."""
+
+    images: dict[str, Mapping[str, Array]]
+
+
+class ForgetImages(msgspec.Struct, tag="forget_images"):
+    """No request that follows has these images; those that were added keep theirs."""
+
+    names: tuple[str, ...]
+
+
+def image_name(request: Request, item: ImageItem) -> str:
+    """What an image is called between the processes."""
+    return f"{request.cache_salt}\0{item.key}"
 
 
 class Abort(msgspec.Struct, tag="abort"):
@@ -169,5 +187,7 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
-ToEngine = Start | Add | Abort | LoadAdapter | PinAdapter | DropAdapter | Drain
+ToEngine = (
+    Start | SendImages | Add | ForgetImages | Abort | LoadAdapter | PinAdapter | DropAdapter | Drain
+)
 FromEngine = Starting | Ready | Events | Heartbeat | AdapterLoaded | AdapterStates | Failed

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 MIB = 1 << 20
 MAX_PIXELS = 100_000_000  # no setting goes beyond; Pillow has a bound of its own above this
+# Of images as models read them: of one request, and of all requests that run or wait.
+PROCESSED_BYTES = 1024 * MIB
+HELD_BYTES = 2 * PROCESSED_BYTES
 # What base64 makes of the images, and the rest of the chat.
 _TEXT_BYTES = 2 * MIB
 

@@ -30,7 +30,7 @@ from plait.platform.errors import (
 from plait.vision.decode import DecodedImage
 from plait.vision.expansion import TEXT_ALONE, build_processor, import_processor, read_json
 from plait.vision.identity import checkpoint_digest, checkpoint_directory
-from plait.vision.limits import MIB, amount
+from plait.vision.limits import MIB, PROCESSED_BYTES, amount
 from plait.vision.parts import takes_images
 from plait.vision.placing import PlacedImages, ProcessedImage, place
 from plait.vision.preparation import all_of
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("plait.vision")
 
-REQUEST_BYTES = 1024 * MIB  # of one request's images, processed
 KEPT_BYTES = 256 * MIB
 # Of an image's sides. Some families resize the shorter one to a fixed length, which would make a
 # thin image of a few kB as large as memory. It is Qwen's own bound.
@@ -253,21 +252,25 @@ class ImageProcessor:
             return 0
         return int(counted.num_image_tokens[0])
 
-    def check_room(self, images: Sequence[DecodedImage], room: int) -> None:
+    def check_room(self, images: Sequence[DecodedImage], room: int) -> dict[str, int]:
         """Refuse images that alone are longer than `room` tokens, before they are processed.
 
-        Raises `ContextLengthExceeded` with the numbers, `ImageTooLarge` over the bound on memory.
+        The bytes, about, of what they become, by what that is kept under. Raises
+        `ContextLengthExceeded` with the numbers, `ImageTooLarge` over the bound on memory.
         """
         counts = [self.count(i.height, i.width, alone=len(images) == 1) for i in images]
         num_bytes = int(sum(counts) * self._bytes_per_token)
-        if num_bytes > REQUEST_BYTES:
+        if num_bytes > PROCESSED_BYTES:
             raise ImageTooLarge(
                 f"the images take {amount(num_bytes)} as the model reads them; at most "
-                f"{amount(REQUEST_BYTES)} are taken. Send fewer, or smaller ones",
+                f"{amount(PROCESSED_BYTES)} are taken. Send fewer, or smaller ones",
                 param="messages",
             )
         if sum(counts) <= room:
-            return
+            return {
+                self._asked(image, len(images) == 1)[0]: int(count * self._bytes_per_token)
+                for image, count in zip(images, counts, strict=True)
+            }
         most = max(range(len(counts)), key=counts.__getitem__)
         raise ContextLengthExceeded(
             f"the images take {sum(counts):,} tokens, and the prompt may have {max(0, room):,}: "

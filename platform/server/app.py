@@ -46,7 +46,9 @@ from plait.platform.server.scope import REQUEST_ID_HEADER, RequestScope
 from plait.platform.server.structured.grammars import Grammars
 from plait.platform.server.structured.metrics import GrammarMetrics
 from plait.platform.server.tokenize import tokenize_router
+from plait.vision.held import HeldImages
 from plait.vision.hosts import AllowList
+from plait.vision.limits import HELD_BYTES
 from plait.vision.preparation import ImagePreparation
 
 if TYPE_CHECKING:
@@ -134,6 +136,7 @@ def _context(
     observed = GrammarMetrics(metrics.registry)
     grammars = Grammars(client, tokenizer, observe=observed.compiled)
     observed.collect_from(client, grammars)
+    limits = settings.limits.for_images()
     context = ServerContext(
         client=client,
         tokenizer=tokenizer,
@@ -143,16 +146,15 @@ def _context(
         adapters=adapters,
         usage=usage,
         grammars=grammars,
-        images=ImagePreparation(
-            settings.limits.for_images(), AllowList.parse(settings.allowed_media)
-        ),
+        images=ImagePreparation(limits, AllowList.parse(settings.allowed_media)),
+        held_images=HeldImages(HELD_BYTES, wait_s=limits.wait_s),
         processor=processor,
         metrics=metrics,
         pool=ThreadPoolExecutor(_num_threads(settings), thread_name_prefix="plait-http"),
         version=version,
         created=int(time.time()),
     )
-    metrics.images.watch(context.images, processor)
+    metrics.images.watch(context.images, context.held_images, processor)
     return context
 
 

@@ -108,13 +108,15 @@ class _Chat:
     async def _generation(self) -> AsyncIterator[Generation]:
         plan = self.plan
         constrain = None if plan is None else lambda prompt: plan.grammar(prompt.begins)
-        async with generation(
+        run = generation(
             self.context, self.call, self.params, 1, self._prompts, constrain, self._see
-        ) as running:
-            if plan is not None:
-                for answer in running.answers:
-                    answer.reading = Reading(plan.parser(answer.prompt.begins))
-            yield running
+        )
+        with self.images.held:
+            async with run as running:
+                if plan is not None:
+                    for answer in running.answers:
+                        answer.reading = Reading(plan.parser(answer.prompt.begins))
+                yield running
 
     async def _see(self, room: int) -> None:
         await self.images.see(room, self.call.cache_salt, self.call.time_left_s)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from plait.platform.server.settings import ServerSettings
     from plait.platform.server.structured.grammars import Grammars
     from plait.platform.tokenizer import Tokenizer
+    from plait.vision.held import HeldImages
     from plait.vision.preparation import ImagePreparation
     from plait.vision.processor import ImageProcessor
 
@@ -48,6 +49,7 @@ class ServerContext:
     usage: AdapterUsage
     grammars: Grammars
     images: ImagePreparation
+    held_images: HeldImages
     processor: ImageProcessor | None  # None: the model takes no images
     metrics: Metrics
     pool: ThreadPoolExecutor

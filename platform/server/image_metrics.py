@@ -14,6 +14,7 @@ from plait.platform.errors import InvalidImage, PlaitError
 
 if TYPE_CHECKING:
     from plait.platform.messages import Stats
+    from plait.vision.held import HeldImages
     from plait.vision.preparation import ImagePreparation
     from plait.vision.processor import ImageProcessor
 
@@ -44,7 +45,7 @@ class ImageMetrics:
         )
         self._bytes = Gauge(
             "plait:image_bytes",
-            "Memory of the server's process for images: files, decoded ones, processed ones kept.",
+            "Memory for images: files, decoded ones, processed ones kept, and those of requests.",
             ["stage"],
             registry=registry,
         )
@@ -72,8 +73,11 @@ class ImageMetrics:
             self._refused.labels(error.code).inc()
             raise
 
-    def watch(self, images: ImagePreparation, processor: ImageProcessor | None) -> None:
+    def watch(
+        self, images: ImagePreparation, held: HeldImages, processor: ImageProcessor | None
+    ) -> None:
         """Read memory with each scrape."""
+        self._bytes.labels("requests").set_function(lambda: held.budget.used)
         self._bytes.labels("files").set_function(lambda: images.files.used)
         self._bytes.labels("decoded").set_function(lambda: images.pixels.used)
         if processor is not None:

@@ -37,10 +37,10 @@ from plait.platform.messages import (
     Abort,
     AdapterLoaded,
     AdapterStates,
-    Add,
     Drain,
     Events,
     Failed,
+    ForgetImages,
     FromEngine,
     Heartbeat,
     LoadAdapter,
@@ -51,6 +51,7 @@ from plait.platform.messages import (
     ToEngine,
 )
 from plait.platform.server.adapters.engine_side import EngineAdapters
+from plait.platform.server.sent_images import SentImages
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class ProcessClient:
         self.phases: dict[str, float] = {}
         self._requests: dict[str, _InFlight] = {}
         self._adapters = EngineAdapters(self._send)
+        self._images = SentImages()
         self._encoder = msgspec.msgpack.Encoder()
         self._engine: _EngineProcess | None = None
         self._reason = "the engine is starting"  # empty: requests can be taken
@@ -160,9 +162,11 @@ class ProcessClient:
         entry = _InFlight(remaining=request.params.n)
         request_id = request.request_id
         self._requests[request_id] = entry
+        lent, messages = self._images.lend(request, timeout_s)
+        del request  # its images may take many megabytes
         try:
-            await self._send(Add(request=request, timeout_s=timeout_s))
-            del request  # its images may take many megabytes
+            while messages:  # the first is on its way before this gives way to others
+                await self._send(messages.pop(0))
             while entry.remaining:
                 event = await entry.queue.get()
                 if isinstance(event, PlaitError):
@@ -177,6 +181,8 @@ class ProcessClient:
             del self._requests[request_id]
             if entry.remaining:
                 self._send_soon(Abort(request_ids=(request_id,)))
+            if gone := self._images.give_back(lent):
+                self._send_soon(ForgetImages(names=gone))
 
     async def load_adapter(
         self,
@@ -249,6 +255,7 @@ class ProcessClient:
     async def _launch(self) -> None:
         """Start one engine process and wait for `Ready`."""
         self._engine = await _EngineProcess.create()
+        self._images.renew()
         await self._send_start()
         while True:
             message = await self._engine.receive(START_TIMEOUT_S)

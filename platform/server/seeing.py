@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatImages:
-    """One chat's images; `see` comes before `encode`."""
+    """One chat's images; `see` comes before `encode`, and `held` is closed in the end."""
 
     context: ServerContext
     messages: list[dict[str, Any]]  # as templates take them
     parts: Sequence[ImagePart]
     seen: list[ProcessedImage] = field(default_factory=list)
+    held: ExitStack = field(default_factory=ExitStack)  # closed when the request has ended
 
     @classmethod
     def of(cls, context: ServerContext, body: ChatTemplating) -> ChatImages:
@@ -68,7 +70,9 @@ class ChatImages:
 
     async def _prepare(self, processor: ImageProcessor, room: int, salt: str) -> None:
         images = await self.context.images.prepare(self.parts)
-        await self.context.in_pool(processor.check_room, images, room)
+        sizes = await self.context.in_pool(processor.check_room, images, room)
+        wanted = {f"{salt}\0{key}": num_bytes for key, num_bytes in sizes.items()}
+        self.held.callback((await self.context.held_images.hold(wanted)).release)
         self.seen.extend(await processor.process(images, salt, at=[part.at for part in self.parts]))
 
     def shown(self, tokenizer: Tokenizer, *, with_tools: bool = False) -> list[dict[str, Any]]:

@@ -39,6 +39,7 @@ def tokenize_router(context: ServerContext) -> APIRouter:
             images = None
             if body.messages is not None:
                 images = ChatImages.of(context, _chat(body))
+                held.enter_context(images.held)
                 await images.see(
                     context.admission.config().scheduler.max_model_len,
                     cache_salt(request.state.access.key_digest, None),

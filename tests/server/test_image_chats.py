@@ -129,6 +129,31 @@ async def test_images_are_let_go_once_they_are_sent(world):
     assert left == set()
 
 
+async def test_what_the_model_reads_is_counted_until_the_request_has_ended(world):
+    http, engine = world
+    budget = http._transport.app.state.context.held_images.budget
+    engine.gate = asyncio.Event()
+    body = {"messages": MESSAGES, "max_tokens": 4}
+    tasks = [asyncio.create_task(http.post(CHAT, json=body)) for _ in range(2)]
+    while engine.num_open < 2:
+        await asyncio.sleep(0.01)
+    images = {one.key: one for request in engine.requests for one in request.images}
+    tensors = [array for one in images.values() for array in one.tensors.values()]
+    assert len(images) == 2
+    assert budget.used == pytest.approx(sum(len(array.data) for array in tensors), rel=0.1)
+    engine.gate.set()
+    for task in tasks:
+        assert (await task).status_code == 200
+    assert budget.used == 0
+    refused = {"messages": [{"role": "user", "content": [image(9, 9), image(1, 300)]}]}
+    for path, asked, status in ((CHAT, refused, 400), ("/tokenize", {"messages": MESSAGES}, 200)):
+        assert (await http.post(path, json=asked)).status_code == status
+        assert budget.used == 0
+    async with http.stream("POST", CHAT, json={**body, "stream": True}) as response:
+        await response.aread()
+    assert budget.used == 0
+
+
 def figures(text: str) -> dict[str, float]:
     lines = [line for line in text.splitlines() if "plait:" in line and not line.startswith("#")]
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
