@@ -41,9 +41,6 @@ Work cut(const AttentionProblem& p) {
   return work;
 }
 
-// Less than this is not worth another thread: about 20 µs.
-constexpr double kMultiplyAddsPerThread = 400'000;
-
 }  // namespace
 
 AttentionKernels attention_kernels_plain() {
@@ -75,7 +72,7 @@ size_t attention_scratch_floats(const AttentionProblem& p) {
 }
 
 void paged_attention(const AttentionProblem& problem, CpuIsa isa, int64_t num_threads,
-                     const RunWorkers& run_workers) {
+                     const RunWorkers& run_workers, double grain) {
   const Work work = cut(problem);
   if (work.items.empty()) return;
   const AttentionKernels kernels = attention_kernels(isa);
@@ -90,7 +87,7 @@ void paged_attention(const AttentionProblem& problem, CpuIsa isa, int64_t num_th
       kernel(problem, work.items[i], scratch);
     }
   };
-  const auto worth = static_cast<int64_t>(work.multiply_adds / kMultiplyAddsPerThread);
+  const auto worth = static_cast<int64_t>(work.multiply_adds / grain);
   const int64_t workers =
       std::min({num_threads, static_cast<int64_t>(work.items.size()), std::max<int64_t>(1, worth)});
   if (workers == 1) {

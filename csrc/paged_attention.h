@@ -87,8 +87,12 @@ size_t attention_scratch_floats(const AttentionProblem& problem);
 // Runs body(worker) for every worker in 0 … count, on as many threads as there are.
 using RunWorkers = std::function<void(int64_t count, const std::function<void(int64_t)>& body)>;
 
-// Fills `problem.out`. The caller has checked the arguments; `num_threads` bounds the workers.
+// Work that is worth waking another thread for: about 20 µs.
+constexpr double kAttentionGrain = 400'000;
+
+// Fills `problem.out`. The caller has checked the arguments; `num_threads` bounds the workers, each
+// of which has so many multiply-adds to do at least.
 void paged_attention(const AttentionProblem& problem, CpuIsa isa, int64_t num_threads,
-                     const RunWorkers& run_workers);
+                     const RunWorkers& run_workers, double grain = kAttentionGrain);
 
 }  // namespace plait

@@ -13,6 +13,7 @@ namespace {
 // A thread is worth having for about so many values: 20 µs.
 constexpr size_t kGrainValues = 40'000;
 constexpr int64_t kGrainCopiedBytes = 200'000;
+constexpr double kAwakeMultiplyAdds = kAttentionGrain / 8;  // the pool's threads spin
 
 }  // namespace
 
@@ -34,7 +35,7 @@ template <class Args>
 void Execution::in_parts(void (*kernel)(const Args&, size_t, size_t), const Args& args,
                          size_t count, size_t values_each) const {
   const size_t grain = kGrainValues / values_each + 1;
-  if (count <= grain || runner.pool_.size() == 1) {
+  if (runner.pool_.size() == 1) {
     kernel(args, 0, count);
     return;
   }
@@ -221,7 +222,7 @@ Work Execution::operator()(const AttentionOp& op) {
   if (is_narrow && wide.size() < heads * head_bytes) wide.resize(heads * head_bytes);
   problem.out = is_narrow ? wide.data() : at(op.output);
   paged_attention(problem, runner.kernels_.isa, static_cast<int64_t>(runner.pool_.size()),
-                  runner.run_workers_);
+                  runner.run_workers_, kAwakeMultiplyAdds);
   if (is_narrow) {
     for (size_t i = 0; i < heads; ++i) {
       std::memcpy(at(op.output) + i * kept_bytes, wide.data() + i * head_bytes, kept_bytes);

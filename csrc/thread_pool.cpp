@@ -19,6 +19,7 @@ using Clock = std::chrono::steady_clock;
 
 // Several chunks for each thread, so that one on a slow core takes fewer; the ticket has 16 bits.
 constexpr size_t kChunksPerThread = 4;
+constexpr size_t kChunksPerGrain = 4;
 constexpr size_t kMaxThreads = 1024;
 constexpr int kPausesPerLook = 32;  // between looks at the clock
 
@@ -109,7 +110,8 @@ void ThreadPool::wake() {
 void ThreadPool::parallel_for(size_t count, size_t grain,
                               const std::function<void(size_t, size_t)>& body) {
   const size_t most = std::min(kMaxChunks, size() * kChunksPerThread);
-  const size_t length = std::max({grain, size_t{1}, (count + most - 1) / most});
+  const size_t least = (grain + kChunksPerGrain - 1) / kChunksPerGrain;
+  const size_t length = std::max({least, size_t{1}, (count + most - 1) / most});
   if (count <= length || workers_.empty()) {
     body(0, count);
     return;

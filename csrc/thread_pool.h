@@ -32,9 +32,10 @@ class ThreadPool {
   // Work is near: sleeping threads begin to spin.
   void wake();
 
-  // Calls body(begin, end) over parts of 0 … count, none shorter than `grain` but the last; on the
-  // calling thread where there is one part. One call at a time, not from within a body. What a body
-  // throws is thrown again when all have ended.
+  // Calls body(begin, end) over parts of 0 … count; on the calling thread where there is one part.
+  // `grain` is what is worth waking a thread for, about 20 µs; ours are awake, so that parts may be
+  // a quarter of it. One call at a time, not from within a body. What a body throws is thrown again
+  // when all have ended.
   void parallel_for(size_t count, size_t grain, const std::function<void(size_t, size_t)>& body);
 
   // Calls body(i) for every i in 0 … count, on as many threads as there are.
