@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention_checks.h"
+#include "binding_parallel.h"
 #include "checks.h"
 #include "cpu_features.h"
 #include "kv_write.h"
@@ -127,13 +128,11 @@ void kv_write(const Tensor& pages, int64_t layer, const Tensor& key, const Tenso
   to.block_size = shape.block_size;
   const int64_t row_bytes = 2 * shape.num_kv_heads * to.head_bytes;
   const int64_t grain = std::max<int64_t>(1, 200'000 / row_bytes);  // about 20 µs of copying
-  if (num_tokens <= grain) {
-    plait::kv_write(to, k, v, slots, shape.num_kv_heads, 0, num_tokens);
-    return;
-  }
-  torch::stable::parallel_for(0, num_tokens, grain, [&](int64_t begin, int64_t end) {
-    plait::kv_write(to, k, v, slots, shape.num_kv_heads, begin, end);
-  });
+  const plait::Body write = [&](size_t begin, size_t end) {
+    plait::kv_write(to, k, v, slots, shape.num_kv_heads, static_cast<int64_t>(begin),
+                    static_cast<int64_t>(end));
+  };
+  plait::op_parallel_for(static_cast<size_t>(num_tokens), static_cast<size_t>(grain), write);
 }
 
 // --- paged_attention
@@ -143,12 +142,6 @@ template <class T>
 const T* dense_data(const Tensor& t, const char* name) {
   check(t.is_contiguous(), "paged_attention", name, " must be contiguous");
   return static_cast<const T*>(t.const_data_ptr());
-}
-
-void run_workers(int64_t count, const std::function<void(int64_t)>& body) {
-  torch::stable::parallel_for(0, count, 1, [&body](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) body(i);
-  });
 }
 
 Tensor paged_attention(const Tensor& query, const Tensor& pages, int64_t layer,
@@ -212,7 +205,7 @@ Tensor paged_attention(const Tensor& query, const Tensor& pages, int64_t layer,
 
   Tensor out = torch::stable::new_empty(query, {query.size(0), p.num_heads, p.head_size});
   p.out = out.mutable_data_ptr();
-  plait::paged_attention(p, plait::cpu_isa(), torch::stable::get_num_threads(), run_workers);
+  plait::paged_attention(p, plait::cpu_isa(), plait::op_num_threads(), plait::op_run_workers);
   return out;
 }
 

@@ -61,7 +61,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t in_features, int64_
   args.out_stride = static_cast<size_t>(out_features);
   args.out_type = element(out_dtype, "out_dtype");
   // Asked anew in every call: a test switches instruction sets by the environment.
-  plait::linear(plait::linear_kernels(plait::cpu_isa()), args, plait::torch_parallel_for);
+  plait::linear(plait::linear_kernels(plait::cpu_isa()), args, plait::op_parallel_for);
   return out;
 }
 

@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "binding_parallel.h"
 #include "cpu_features.h"
 #include "lora_segments.h"
 
@@ -28,14 +29,6 @@ plait::Element element(const Tensor& t, const char* name) {
   STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16, "plait::lora_: ", name,
                   " must be float32 or bfloat16");
   return type == ScalarType::Float ? plait::Element::kFloat32 : plait::Element::kBfloat16;
-}
-
-void parallel_for(size_t count, size_t grain, const plait::Body& body) {
-  torch::stable::parallel_for(0, static_cast<int64_t>(count), static_cast<int64_t>(grain),
-                              [&body](int64_t begin, int64_t end) {
-                                if (begin < end)
-                                  body(static_cast<size_t>(begin), static_cast<size_t>(end));
-                              });
 }
 
 void check_out(const Tensor& out) {
@@ -74,7 +67,7 @@ void run(Tensor& out, const Tensor& input, const Tensor& segments, int64_t leaf,
   args.out_stride = static_cast<size_t>(out.stride(0));
   args.segments = found.data();
   args.num_segments = found.size();
-  plait::lora(kernels(), args, parallel_for);
+  plait::lora(kernels(), args, plait::op_parallel_for);
 }
 
 // out [T, N], x [T, K], segments [S, 8]

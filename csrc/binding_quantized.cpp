@@ -75,8 +75,7 @@ Tensor quantized_linear(const Tensor& x, const Tensor& blob, int64_t in_features
   args.out = out.mutable_data_ptr();
   args.out_stride = static_cast<size_t>(out_features);
   args.out_type = element(out_dtype, "out_dtype");
-  plait::quantized_linear(plait::quantized_kernels(plait::cpu_isa()), args,
-                          plait::torch_parallel_for);
+  plait::quantized_linear(plait::quantized_kernels(plait::cpu_isa()), args, plait::op_parallel_for);
   return out;
 }
 

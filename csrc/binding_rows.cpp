@@ -9,6 +9,7 @@
 #include <string>
 
 #include "activation.h"
+#include "binding_parallel.h"
 #include "cpu_features.h"
 #include "gated_activation.h"
 #include "layer_norm.h"
@@ -50,13 +51,8 @@ template <class Args>
 void run_rows(void (*kernel)(const Args&, size_t, size_t), const Args& args, int64_t rows,
               int64_t values_per_row) {
   const int64_t grain = kGrainValues / (values_per_row > 0 ? values_per_row : 1) + 1;
-  if (rows <= grain) {
-    kernel(args, 0, static_cast<size_t>(rows));
-    return;
-  }
-  torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    kernel(args, static_cast<size_t>(begin), static_cast<size_t>(end));
-  });
+  plait::op_parallel_for(static_cast<size_t>(rows), static_cast<size_t>(grain),
+                         [&](size_t begin, size_t end) { kernel(args, begin, end); });
 }
 
 // x [T, D] or [T, H, D] → the same

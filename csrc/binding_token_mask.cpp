@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include "binding_parallel.h"
 #include "cpu_features.h"
 #include "token_mask.h"
 
@@ -54,13 +55,8 @@ void token_mask(const Tensor& logits, const Tensor& mask, const Tensor& mask_row
                                   rows};
   const plait::TokenMaskKernel run = kernel();
   const int64_t grain = kGrainValues / (logits.size(1) + 1) + 1;
-  if (num_rows <= grain) {
-    run(args, 0, static_cast<size_t>(num_rows));
-    return;
-  }
-  torch::stable::parallel_for(0, num_rows, grain, [&](int64_t begin, int64_t end) {
-    run(args, static_cast<size_t>(begin), static_cast<size_t>(end));
-  });
+  plait::op_parallel_for(static_cast<size_t>(num_rows), static_cast<size_t>(grain),
+                         [&](size_t begin, size_t end) { run(args, begin, end); });
 }
 
 }  // namespace

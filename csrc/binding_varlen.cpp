@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "binding_parallel.h"
 #include "cpu_features.h"
 #include "varlen_attention.h"
 
@@ -41,12 +42,6 @@ const int32_t* bounds_of(const Tensor& t, int64_t num_bounds, int64_t num_rows, 
   return bounds;
 }
 
-void run_workers(int64_t count, const std::function<void(int64_t)>& body) {
-  torch::stable::parallel_for(0, count, 1, [&body](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) body(i);
-  });
-}
-
 // query [T, H, D], key and value [K, H, D] → [T, H, D]
 Tensor varlen_attention(const Tensor& query, const Tensor& key, const Tensor& value,
                         const Tensor& query_bounds, const Tensor& key_bounds, double scale) {
@@ -73,7 +68,7 @@ Tensor varlen_attention(const Tensor& query, const Tensor& key, const Tensor& va
   p.is_bf16 = type == ScalarType::BFloat16;
   Tensor out = torch::stable::new_empty(query, query.sizes(), type);
   p.out = out.mutable_data_ptr();
-  plait::varlen_attention(p, plait::cpu_isa(), torch::stable::get_num_threads(), run_workers);
+  plait::varlen_attention(p, plait::cpu_isa(), plait::op_num_threads(), plait::op_run_workers);
   return out;
 }
 

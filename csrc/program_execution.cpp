@@ -35,11 +35,11 @@ template <class Args>
 void Execution::in_parts(void (*kernel)(const Args&, size_t, size_t), const Args& args,
                          size_t count, size_t values_each) const {
   const size_t grain = kGrainValues / values_each + 1;
-  if (runner.pool_.size() == 1) {
+  if (runner.pool_->size() == 1) {
     kernel(args, 0, count);
     return;
   }
-  runner.pool_.parallel_for(
+  runner.pool_->parallel_for(
       count, grain, [kernel, &args](size_t begin, size_t end) { kernel(args, begin, end); });
 }
 
@@ -221,7 +221,7 @@ Work Execution::operator()(const AttentionOp& op) {
   const bool is_narrow = kept_bytes < head_bytes;
   if (is_narrow && wide.size() < heads * head_bytes) wide.resize(heads * head_bytes);
   problem.out = is_narrow ? wide.data() : at(op.output);
-  paged_attention(problem, runner.kernels_.isa, static_cast<int64_t>(runner.pool_.size()),
+  paged_attention(problem, runner.kernels_.isa, static_cast<int64_t>(runner.pool_->size()),
                   runner.run_workers_, kAwakeMultiplyAdds);
   if (is_narrow) {
     for (size_t i = 0; i < heads; ++i) {
@@ -249,7 +249,7 @@ void Execution::write_kv(const AttentionOp& op) const {
   pages.block_size = group.block_size;
   const int64_t row_bytes = 2 * group.num_kv_heads * pages.head_bytes;
   const auto grain = static_cast<size_t>(std::max<int64_t>(1, kGrainCopiedBytes / row_bytes));
-  runner.pool_.parallel_for(rows(), grain, [&](size_t begin, size_t end) {
+  runner.pool_->parallel_for(rows(), grain, [&](size_t begin, size_t end) {
     kv_write(pages, key, value, group.slots, group.num_kv_heads, static_cast<int64_t>(begin),
              static_cast<int64_t>(end));
   });

@@ -24,12 +24,12 @@ ProgramRunner::ProgramRunner(Program program, CpuIsa isa, size_t num_threads,
                              std::vector<int> cores, std::chrono::microseconds spin)
     : program_(std::move(program)),
       kernels_(program_kernels(isa)),
-      pool_(num_threads, std::move(cores), spin),
+      pool_(std::make_shared<ThreadPool>(num_threads, std::move(cores), spin)),
       parallel_for_([this](size_t count, size_t grain, const Body& body) {
-        pool_.parallel_for(count, grain, body);
+        pool_->parallel_for(count, grain, body);
       }),
       run_workers_([this](int64_t count, const std::function<void(int64_t)>& body) {
-        pool_.run_workers(count, body);
+        pool_->run_workers(count, body);
       }),
       rope_rows_(program_.tables.size()),
       registers_(program_.widths.size(), nullptr),
@@ -96,7 +96,8 @@ void ProgramRunner::run(size_t first, size_t end) {
   check(first <= end && end <= program_.code.size(), kOp, "instructions ", first, " to ", end,
         " are not among the ", program_.code.size());
   if (step_.rows == 0) return;
-  pool_.wake();
+  share_with_this_thread(pool_);
+  pool_->wake();
   const size_t rows = row_class(step_.rows);
   Execution execution{*this};
   Clock::time_point before = Clock::now();

@@ -61,7 +61,7 @@ class ProgramRunner {
 
   Program program_;
   ProgramKernels kernels_;
-  ThreadPool pool_;
+  std::shared_ptr<ThreadPool> pool_;
   ParallelFor parallel_for_;
   RunWorkers run_workers_;
 

@@ -112,33 +112,36 @@ void ThreadPool::parallel_for(size_t count, size_t grain,
   const size_t most = std::min(kMaxChunks, size() * kChunksPerThread);
   const size_t least = (grain + kChunksPerGrain - 1) / kChunksPerGrain;
   const size_t length = std::max({least, size_t{1}, (count + most - 1) / most});
-  if (count <= length || workers_.empty()) {
-    body(0, count);
-    return;
-  }
   struct Context {
     const std::function<void(size_t, size_t)>* body;
     size_t count;
     size_t length;
   } const context{&body, count, length};
-  run(
-      [](const void* given, size_t index) {
-        const auto& c = *static_cast<const Context*>(given);
-        (*c.body)(index* c.length, std::min(c.count, (index + 1) * c.length));
-      },
-      &context, (count + length - 1) / length);
+  const Chunk chunk = [](const void* given, size_t index) {
+    const auto& c = *static_cast<const Context*>(given);
+    (*c.body)(index* c.length, std::min(c.count, (index + 1) * c.length));
+  };
+  if (count <= length || !try_run(chunk, &context, (count + length - 1) / length)) body(0, count);
 }
 
 void ThreadPool::run_workers(int64_t count, const std::function<void(int64_t)>& body) {
-  if (count <= 1 || workers_.empty() || count > static_cast<int64_t>(kMaxChunks)) {
-    for (int64_t i = 0; i < count; ++i) body(i);
-    return;
-  }
-  run(
-      [](const void* given, size_t index) {
-        (*static_cast<const std::function<void(int64_t)>*>(given))(static_cast<int64_t>(index));
-      },
-      &body, static_cast<size_t>(count));
+  const Chunk chunk = [](const void* given, size_t index) {
+    (*static_cast<const std::function<void(int64_t)>*>(given))(static_cast<int64_t>(index));
+  };
+  const bool fits = count > 1 && count <= static_cast<int64_t>(kMaxChunks);
+  if (fits && try_run(chunk, &body, static_cast<size_t>(count))) return;
+  for (int64_t i = 0; i < count; ++i) body(i);
+}
+
+// False where there is nobody to help, or they are at another job.
+bool ThreadPool::try_run(Chunk chunk, const void* context, size_t count) {
+  if (workers_.empty() || running_.exchange(true, std::memory_order_acquire)) return false;
+  struct Running {
+    std::atomic<bool>& flag;
+    ~Running() { flag.store(false, std::memory_order_release); }
+  } const running{running_};
+  run(chunk, context, count);
+  return true;
 }
 
 void ThreadPool::run(Chunk chunk, const void* context, size_t count) {
@@ -225,5 +228,13 @@ void ThreadPool::sleep() {
   if (!has_work() && !stop_.load()) signal_.wait(seen);
   --sleepers_;
 }
+
+namespace {
+thread_local std::weak_ptr<ThreadPool> shared_pool;
+}
+
+std::shared_ptr<ThreadPool> pool_of_this_thread() { return shared_pool.lock(); }
+
+void share_with_this_thread(const std::shared_ptr<ThreadPool>& pool) { shared_pool = pool; }
 
 }  // namespace plait

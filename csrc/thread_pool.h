@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -34,8 +35,8 @@ class ThreadPool {
 
   // Calls body(begin, end) over parts of 0 … count; on the calling thread where there is one part.
   // `grain` is what is worth waking a thread for, about 20 µs; ours are awake, so that parts may be
-  // a quarter of it. One call at a time, not from within a body. What a body throws is thrown again
-  // when all have ended.
+  // a quarter of it. While another call is under way, perhaps the one that this comes from, all
+  // runs on the calling thread. What a body throws is thrown again when all have ended.
   void parallel_for(size_t count, size_t grain, const std::function<void(size_t, size_t)>& body);
 
   // Calls body(i) for every i in 0 … count, on as many threads as there are.
@@ -44,6 +45,7 @@ class ThreadPool {
  private:
   using Chunk = void (*)(const void* context, size_t index);
 
+  bool try_run(Chunk chunk, const void* context, size_t count);
   void run(Chunk chunk, const void* context, size_t count);
   bool claim_and_run();
   void finish_one();
@@ -65,9 +67,15 @@ class ThreadPool {
   alignas(64) std::atomic<uint32_t> unfinished_{0};
   alignas(64) std::atomic<uint32_t> signal_{0};  // changes to wake sleepers
   std::atomic<uint32_t> sleepers_{0};
+  std::atomic<bool> running_{false};
   std::atomic<bool> stop_{false};
   std::atomic<bool> failed_{false};
   std::exception_ptr failure_;
 };
+
+// The pool that ops called on this thread run by, or null. A thread that runs a program shares the
+// program's for as long as that lives.
+std::shared_ptr<ThreadPool> pool_of_this_thread();
+void share_with_this_thread(const std::shared_ptr<ThreadPool>& pool);
 
 }  // namespace plait

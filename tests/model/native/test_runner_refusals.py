@@ -1,5 +1,6 @@
 """Programs and steps that do not fit are errors that name what is wrong; runners leave nothing."""
 
+import contextlib
 import gc
 import os
 import threading
@@ -38,6 +39,7 @@ from plait.platform.model.native.instructions import (
 )
 from plait.platform.model.native.runner import Runner
 from plait.platform.model.native.step import StepInputs
+from plait.platform.ops.linear import linear
 from plait.platform.ops.lora import LoraSegments
 
 VALUES = Values(torch.float32)
@@ -323,6 +325,30 @@ def test_two_threads_cannot_use_one_program_at_once() -> None:
     leave.set()
     first.join()
     assert torch.equal(runner.run(torch.ones(1, 4), step), torch.ones(1, 4))
+
+
+def test_ops_share_the_threads_of_the_program_that_their_thread_runs() -> None:
+    weight, x = VALUES.weight(2048, 512), VALUES.rows(64, 512)
+    expected = linear(x, weight)
+    runner = new_runner(llama_program(torch.float32), num_threads=3)
+    rows, step = VALUES.rows(4, SIZES.width), make_step([(4, 4)], torch.float32)
+    hidden = runner.run(rows, step)
+    is_same = []
+
+    def compute() -> None:
+        with contextlib.suppress(InternalError):  # the program may be at the other's step
+            is_same.append(torch.equal(runner.run(rows, step), hidden))
+        is_same.extend(torch.equal(linear(x, weight), expected) for _ in range(20))
+
+    others = [threading.Thread(target=compute) for _ in range(3)]
+    for other in others:
+        other.start()
+    compute()
+    for other in others:
+        other.join()
+    runner.close()
+    assert all(is_same)
+    assert torch.equal(linear(x, weight), expected)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
