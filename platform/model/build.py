@@ -126,6 +126,7 @@ def build_skeleton(
     for owner in [o for o in leaves.merged if o.num_repeats or not o.drained]:
         separate(model, owner, leaves)
     leaves.release()
+    _announce(leaves, recipe)
     head = _head_of(model)
     return Skeleton(
         model=model,
@@ -140,6 +141,15 @@ def build_skeleton(
         places=find_places(model, leaves, layers, plan.tied, *([vision.part_of] if vision else [])),
         vision=vision,
     )
+
+
+def _announce(leaves: Leaves, recipe: Recipe) -> None:
+    """Tell leaves as what their weights will come."""
+    for name, site in leaves.sites.items():
+        form, leaf = recipe.formats.get(f"{name}.weight"), site.leaf
+        if form is not None:
+            sizes = leaf.out_features, leaf.in_features
+            leaf.unfilled = form.unfilled(*sizes, activations=recipe.activations)
 
 
 def _instantiate(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:

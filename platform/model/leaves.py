@@ -40,6 +40,7 @@ class Linear(nn.Module):
     """A linear layer over a packed weight: `[..., in_features]` to `[..., out_features]`."""
 
     packed: Packed | None
+    unfilled: Packed  # as what it will be packed
     bias: Tensor | None
 
     def __init__(
@@ -52,6 +53,7 @@ class Linear(nn.Module):
         self.has_bias = has_bias
         self.out_dtype: torch.dtype | None = None  # None: that of the input
         self.packed = None
+        self.unfilled: Packed = PackedWeight(self.weight, out_features, in_features)
         self.bias = _unfilled(self.weight[:, 0]) if has_bias else None
         self.rows_probed: set[int] = set()  # how many rows it was called with on meta tensors
         self.adapters: LeafStep = NO_ADAPTERS

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plait.platform.ops.quantized_weight import PackedQuantized, Quantized, Scales
+from plait.platform.ops.quantized_weight import Activations, PackedQuantized, Quantized, Scales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +21,11 @@ class WeightFormat:
     has_minimums: bool  # else they are the scales times one zero point
     has_half_scales: bool  # else scales and minimums need fp32
 
-    def num_bytes(self, shape: tuple[int, ...]) -> int:
-        """What a weight `[..., N, K]` takes once it is packed; at most, for some K-quants."""
-        *leading, out_features, in_features = shape
-        packed = PackedQuantized(
+    def unfilled(
+        self, out_features: int, in_features: int, activations: Activations = "exact"
+    ) -> PackedQuantized:
+        """A packed weight of this format without its bytes."""
+        return PackedQuantized(
             blob=torch.empty(0, dtype=torch.uint8),
             out_features=out_features,
             in_features=in_features,
@@ -32,8 +33,13 @@ class WeightFormat:
             group=self.group if self.group < in_features else 0,
             scales=Scales.FLOAT16 if self.has_half_scales else Scales.FLOAT32,
             zero_point=None if self.has_minimums else 0,
-            activations="exact",
+            activations=activations,
         )
+
+    def num_bytes(self, shape: tuple[int, ...]) -> int:
+        """What a weight `[..., N, K]` takes once it is packed; at most, for some K-quants."""
+        *leading, out_features, in_features = shape
+        packed = self.unfilled(out_features, in_features)
         return math.prod(leading) * packed.num_tiles * packed.tile_bytes
 
 

@@ -42,7 +42,6 @@ from plait.platform.model.native.ropes import (
 from plait.platform.model.native.trace import NUM_ROWS, NotLowered, Trace, Tracer, answering, unseen
 from plait.platform.model.taps import decoder_layers
 from plait.platform.ops.gated_activation import Activation
-from plait.platform.ops.linear import PackedWeight
 
 _PLACEHOLDERS: dict[torch.dtype, Tensor] = {}  # of rows, where only their dtype is asked for
 
@@ -213,7 +212,7 @@ class DecoderTracer:
             LinearOp(
                 output=output,
                 input=value,
-                weight=leaf.packed or _unfilled(leaf),
+                weight=leaf.packed or leaf.unfilled,
                 bias=leaf.bias,
                 leaf=self._numbers.get(leaf, -1),
                 name=self._leaf_names[leaf],
@@ -450,11 +449,6 @@ def _is_rotary(module: nn.Module) -> bool:
 def _merged_name(names: Sequence[str]) -> str:
     """`model.layers.0.self_attn.q_proj+k_proj+v_proj`."""
     return "+".join([names[0], *(name.rpartition(".")[2] for name in names[1:])])
-
-
-def _unfilled(leaf: Linear) -> PackedWeight:
-    """Stands for a weight that is not read yet."""
-    return PackedWeight(leaf.weight, leaf.out_features, leaf.in_features)
 
 
 def _num_levels(skeleton: Skeleton) -> int:
