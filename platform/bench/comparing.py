@@ -19,6 +19,7 @@ from plait.platform.bench.worker_process import WorkerFailed, WorkerProcess
 from plait.platform.bench.workload import Shape, random_token_prompts
 from plait.platform.errors import ConfigError
 from plait.platform.gguf_metadata import read_gguf_metadata
+from plait.platform.tokenizer_files import read_tokenizer_files
 
 _SPECIAL_TOKENS = 256  # ids below it are often no text
 
@@ -27,7 +28,7 @@ _SPECIAL_TOKENS = 256  # ids below it are often no text
 class Comparison:
     """What to compare, and where things lie."""
 
-    source: Path  # a GGUF file
+    source: Path  # a GGUF file, or a directory
     entries: tuple[Entry, ...]
     plan: Plan
     cores: tuple[int, ...]
@@ -39,7 +40,7 @@ def run(job: Comparison, tell: Callable[[str], None]) -> dict[str, Any]:
     """The report. What cannot be measured stands in it with the reason."""
     report: dict[str, Any] = {
         "bench": "compare",
-        "model": job.source.stem.split(".")[0],
+        "model": job.source.name if job.source.is_dir() else job.source.stem.split(".")[0],
         "plan": dataclasses.asdict(job.plan),
         "machine": _machine(job.cores),
         "engines": {},
@@ -75,7 +76,12 @@ def _start(
     tell: Callable[[str], None],
     prompts: Callable[[Shape, int], list[list[int]]],
 ) -> Contender | None:
-    path = weights.make(job.source, entry.weights, job.work)
+    try:
+        path = weights.make(job.source, entry.weights, job.work)
+    except ConfigError as error:
+        facts["skipped"] = error.message
+        tell(f"{entry.name}: left out, {error.message}")
+        return None
     module = MODULES.get(entry.engine, entry.engine)
     worker = stack.enter_context(_worker(job, entry.name, entry.engine, module))
     contender = Contender(entry=entry, worker=worker, facts=facts)
@@ -113,10 +119,13 @@ def _options(job: Comparison, entry: Entry) -> dict[str, Any]:
 
 
 def _prompts(source: Path) -> Callable[[Shape, int], list[list[int]]]:
-    tokens = read_gguf_metadata(source)["tokenizer.ggml.tokens"]
-    avoid = range(min(_SPECIAL_TOKENS, len(tokens) // 2))
+    if source.is_dir():
+        vocab_size = read_tokenizer_files(source).backend.get_vocab_size()
+    else:
+        vocab_size = len(read_gguf_metadata(source)["tokenizer.ggml.tokens"])
+    avoid = range(min(_SPECIAL_TOKENS, vocab_size // 2))
     return lambda shape, seed: random_token_prompts(
-        shape, vocab_size=len(tokens), avoid=avoid, seed=seed
+        shape, vocab_size=vocab_size, avoid=avoid, seed=seed
     )
 
 

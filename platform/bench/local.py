@@ -49,17 +49,6 @@ class LocalEngine:
             ]
         return self._random_prompts
 
-    def transformers_peer(self) -> Runner:
-        """The transformers library itself, with the same weights and dtype, in this process."""
-        from plait.platform.bench.transformers_peer import TransformersRunner
-
-        source = self._options.model
-        if source is None:
-            from plait.platform.demo.embedded import model_path
-
-            source = str(model_path())
-        return TransformersRunner(source, self._config.model.dtype, revision=self._options.revision)
-
     def with_adapters(self, count: int, rank: int) -> Runner:
         """The same engine, where each request of a batch has one of `count` random adapters."""
         from plait.platform.bench.random_adapters import load_random_adapters

@@ -38,15 +38,17 @@ def make(source: Path, kind: str, folder: Path) -> Path:
     """The weights of `source` as `kind`; what was made before is found in `folder`.
 
     Args:
-        source: A GGUF file.
+        source: A GGUF file; or a checkpoint's directory, from which "bf16" alone can be had.
         kind: "bf16" (a checkpoint as on the hub) or one of q4_0, q4_1, q8_0, bf16.gguf.
         folder: Made where it is missing.
 
     Raises:
-        ConfigError: `source` is no GGUF file.
+        ConfigError: `source` is neither, or `kind` cannot be made from it.
     """
+    if source.is_dir() and kind == "bf16":
+        return source
     if source.suffix != ".gguf" or not source.is_file():
-        raise ConfigError(f"{source} is no GGUF file: engines are compared on one", param="model")
+        raise ConfigError(f"{source} is no GGUF file, from which {kind} is made", param="model")
     if kind in _KINDS and _kind_of(source) is _KINDS[kind]:
         return source
     with source.open("rb") as file:

@@ -65,8 +65,6 @@ def throughput(*, flags: Resolved) -> None:
     runners: list[Any] = [engine.runner]
     if batches.random_adapters:
         runners.append(engine.with_adapters(batches.random_adapters, batches.adapter_rank))
-    if batches.compare:
-        runners.append(engine.transformers_peer())
     prompts = engine.prompts(measuring.prompt_file)
     results = measure(plan, runners, prompts, _tell)
     report |= {"results": results}
@@ -209,9 +207,9 @@ def serve(*, flags: Resolved) -> None:
 
 
 def _check_speculation(flags: Resolved, batches: Batches) -> None:
-    if batches.compare or batches.random_adapters:
+    if batches.random_adapters:
         raise ConfigError(
-            "--compare-speculation measures one thing alone: drop --compare and --random-adapters",
+            "--compare-speculation measures one thing alone: drop --random-adapters",
             param="compare-speculation",
         )
     if flags["speculation"] == "off":

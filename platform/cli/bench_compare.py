@@ -24,7 +24,8 @@ _PLACES = ("--peers-dir", "--bench-dir", "--pages", "--json")
 def compare(*, flags: Resolved) -> None:
     """Measure engines in turns on the same prompts, weights and core: ours and what is installed.
 
-    MODEL is a GGUF file; every engine gets its numbers in a format that it reads.
+    MODEL is a GGUF file, and every engine gets its numbers in a format that it reads; or a
+    directory, for engines that read such.
     """
     from plait.platform.bench.compare_report import console_table
     from plait.platform.bench.comparing import run

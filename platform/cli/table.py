@@ -70,7 +70,6 @@ class Batches:
     """What `plait bench throughput` adds."""
 
     batch_sizes: tuple[int, ...] = (1, 8, 32)
-    compare: str | None = None
     random_adapters: int = 0
     adapter_rank: int = 16
     compare_speculation: bool = False
@@ -79,7 +78,7 @@ class Batches:
     @property
     def compares(self) -> bool:
         """Whether several take turns, so that ratios are wanted."""
-        return self.compare is not None or self.random_adapters > 0 or self.compare_speculation
+        return self.random_adapters > 0 or self.compare_speculation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -441,13 +440,6 @@ BATCHES = (
         name="batch-size",
         low=1,
         metavar="LIST",
-    ),
-    _flag(
-        Batches,
-        "Measurement",
-        "compare",
-        "Run transformers' own generate too, in turns.",
-        choices=("transformers",),
     ),
     _flag(
         Batches,

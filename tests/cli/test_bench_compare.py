@@ -327,8 +327,14 @@ def test_the_same_numbers_in_another_format(tmp_path):
     fields = gguf.GGUFReader(made).fields
     assert fields["general.file_type"].contents() == gguf.LlamaFileType.MOSTLY_Q4_0
     assert fields["tokenizer.ggml.tokens"].contents() == ["a", "b"]
-    with pytest.raises(ConfigError, match="is no GGUF file"):
+    with pytest.raises(ConfigError, match="is no GGUF file, from which q4_0 is made"):
         make(tmp_path / "none.gguf", "q4_0", tmp_path)
+
+
+def test_a_directory_is_a_checkpoint_already(tmp_path):
+    assert make(tmp_path, "bf16", tmp_path / "out") == tmp_path
+    with pytest.raises(ConfigError, match="q4_0"):
+        make(tmp_path, "q4_0", tmp_path / "out")
 
 
 def test_a_whole_comparison_of_processes_writes_report_page_and_plot(worker, tmp_path, monkeypatch):

@@ -151,7 +151,7 @@ def test_ctrl_c_waits_for_the_end_of_a_step(checkpoint):
     assert len(list(answerer.complete("hello", SamplingParams(max_tokens=3, ignore_eos=True)))) == 3
 
 
-def test_throughput_is_compared_with_transformers_and_adapters(checkpoint):
+def test_throughput_is_compared_with_adapters(checkpoint):
     shape = ["--batch-size", "1,3", "--input-len", "5", "--output-len", "4", "--repeats", "2"]
     result = runner.invoke(
         app,
@@ -161,8 +161,6 @@ def test_throughput_is_compared_with_transformers_and_adapters(checkpoint):
             str(checkpoint),
             *shape,
             *SMALL,
-            "--compare",
-            "transformers",
             "--random-adapters",
             "2",
             "--json",
@@ -173,10 +171,9 @@ def test_throughput_is_compared_with_transformers_and_adapters(checkpoint):
     report = json.loads(result.stdout)
     assert [r["batch_size"] for r in report["results"]] == [1, 3]
     for entry in report["results"]:
-        assert entry["ratios"]["transformers"]["decode_rate"] > 0
         assert entry["ratios"]["2 adapters"]["decode_rate"] > 0
         assert len(entry["runners"]["plait"]["measured"]["decode_rate"]) == 2
-    assert "× transformers" in result.stderr
+    assert "× 2 adapters" in result.stderr
 
 
 def test_latency_has_percentiles(checkpoint):
