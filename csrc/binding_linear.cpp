@@ -7,8 +7,10 @@
 #include <optional>
 
 #include "binding_parallel.h"
+#include "binding_row_ids.h"
 #include "cpu_features.h"
 #include "linear.h"
+#include "packed_rows.h"
 
 namespace {
 
@@ -65,12 +67,34 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t in_features, int64_
   return out;
 }
 
+// Outputs `ids` int64 [n] of a packed weight [⌈N / 16⌉, steps, 16 or 32] → [n, K]
+Tensor packed_rows(const Tensor& packed, const Tensor& ids, int64_t in_features,
+                   int64_t out_features) {
+  const plait::Element type = element(packed.scalar_type(), "packed");
+  const int64_t width = type == plait::Element::kFloat32 ? 1 : 2;
+  STD_TORCH_CHECK(
+      in_features > 0 && out_features >= 0 && packed.dim() == 3 && packed.is_contiguous() &&
+          packed.size(0) == (out_features + 15) / 16 &&
+          packed.size(1) == (in_features + width - 1) / width && packed.size(2) == 16 * width,
+      "plait::packed_rows: the packed weight is not one of ", out_features, " x ", in_features);
+  plait::check_row_ids(ids, out_features);
+  Tensor out = torch::stable::new_empty(packed, {ids.size(0), in_features});
+  plait::packed_rows(packed.const_data_ptr(), type, static_cast<size_t>(in_features),
+                     static_cast<const int64_t*>(ids.const_data_ptr()),
+                     static_cast<size_t>(ids.size(0)), out.mutable_data_ptr());
+  return out;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(plait, m) {
   m.def(
       "linear(Tensor x, Tensor packed, int in_features, int out_features, Tensor? bias, "
       "ScalarType out_dtype) -> Tensor");
+  m.def("packed_rows(Tensor packed, Tensor ids, int in_features, int out_features) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(plait, CPU, m) { m.impl("linear", TORCH_BOX(&linear)); }
+STABLE_TORCH_LIBRARY_IMPL(plait, CPU, m) {
+  m.impl("linear", TORCH_BOX(&linear));
+  m.impl("packed_rows", TORCH_BOX(&packed_rows));
+}

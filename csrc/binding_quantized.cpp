@@ -8,7 +8,9 @@
 #include <optional>
 
 #include "binding_parallel.h"
+#include "binding_row_ids.h"
 #include "cpu_features.h"
+#include "packed_rows.h"
 #include "quantized_linear.h"
 
 namespace {
@@ -79,6 +81,20 @@ Tensor quantized_linear(const Tensor& x, const Tensor& blob, int64_t in_features
   return out;
 }
 
+// Outputs `ids` int64 [n] of the weight → [n, K]
+Tensor quantized_rows(const Tensor& blob, const Tensor& ids, int64_t in_features,
+                      int64_t out_features, int64_t bits, int64_t group, bool wide,
+                      int64_t zero_point, ScalarType out_dtype) {
+  const plait::QuantizedWeight weight =
+      check_weight(blob, in_features, out_features, bits, group, wide, zero_point);
+  plait::check_row_ids(ids, out_features);
+  Tensor out = torch::stable::new_empty(blob, {ids.size(0), in_features}, out_dtype);
+  plait::quantized_rows(weight, static_cast<const int64_t*>(ids.const_data_ptr()),
+                        static_cast<size_t>(ids.size(0)), element(out_dtype, "out_dtype"),
+                        out.mutable_data_ptr());
+  return out;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(plait, m) {
@@ -86,8 +102,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(plait, m) {
       "quantized_linear(Tensor x, Tensor blob, int in_features, int out_features, int bits, int "
       "group, bool wide, int zero_point, bool exact, Tensor? bias, ScalarType out_dtype) -> "
       "Tensor");
+  m.def(
+      "quantized_rows(Tensor blob, Tensor ids, int in_features, int out_features, int bits, int "
+      "group, bool wide, int zero_point, ScalarType out_dtype) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(plait, CPU, m) {
   m.impl("quantized_linear", TORCH_BOX(&quantized_linear));
+  m.impl("quantized_rows", TORCH_BOX(&quantized_rows));
 }

@@ -17,8 +17,8 @@ from plait.platform.model.adapter_step import NO_ADAPTERS, LeafStep
 from plait.platform.model.elementwise import RouterLogits
 from plait.platform.model.weight_format import join
 from plait.platform.ops.linear import PackedWeight, linear, pack_linear
+from plait.platform.ops.packed_rows import packed_rows
 from plait.platform.ops.quantized_weight import (
-    TILE_OUTPUTS,
     Activations,
     PackedQuantized,
     Quantized,
@@ -249,19 +249,9 @@ class PackedTable(Tensor):
             token_ids, table = args[0], args[1]
             packed = table.owner.packed
             assert packed is not None
-            rows = packed_rows(packed, token_ids.reshape(-1)).to(table.dtype)
+            rows = packed_rows(packed, token_ids.reshape(-1), table.dtype)
             return rows.view(*token_ids.shape, -1)
         return super().__torch_function__(func, types, args, kwargs)
-
-
-def packed_rows(packed: Packed, ids: Tensor) -> Tensor:
-    """Rows `ids` `[n]` of the weight that was packed, `[n, in_features]`; fp32 where quantised."""
-    if isinstance(packed, PackedQuantized):
-        return packed.rows(ids)
-    num_tiles, steps, _ = packed.tiles.shape
-    tiles = packed.tiles.view(num_tiles, steps, TILE_OUTPUTS, -1)
-    rows = tiles[ids // TILE_OUTPUTS, :, ids % TILE_OUTPUTS].flatten(1)
-    return rows[:, : packed.in_features]
 
 
 class RowWiseWeight(Tensor):

@@ -17,9 +17,9 @@ from plait.adapters.adapter import Adapter, Rows, Whole
 from plait.adapters.sites import SiteKind
 from plait.platform.errors import InvalidAdapter
 from plait.platform.model.adapter_step import EmbeddingRows, HeadRows
-from plait.platform.model.leaves import packed_rows
 from plait.platform.model.sites import Place
 from plait.platform.ops.linear import pack_linear
+from plait.platform.ops.packed_rows import packed_rows
 
 _ROWS_AT_ONCE = 4096  # of a base weight that is unpacked for a look
 
@@ -135,7 +135,7 @@ def num_rows(place: Place) -> int:
 def base_rows(place: Place, token_ids: Tensor) -> Tensor:
     """The base's rows of a table `[n, H]`, unscaled."""
     if place.site.kind is SiteKind.HEAD:
-        return packed_rows(place.module.packed, token_ids).to(place.module.weight.dtype)
+        return packed_rows(place.module.packed, token_ids, place.module.weight.dtype)
     return nn.functional.embedding(token_ids, place.module.weight)  # a packed table answers, too
 
 
