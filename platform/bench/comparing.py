@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,11 +61,27 @@ def run(job: Comparison, tell: Callable[[str], None]) -> dict[str, Any]:
                 contenders.append(contender)
         if not contenders:
             raise ConfigError("no engine could be started: see the lines above", param="engine")
-        report["rounds"] = measure(
-            job.plan, contenders, lambda s: probe.ask("probe", seconds=s), prompts, tell
-        )
+        report["rounds"] = []
+        with _until_told_to_stop(report["rounds"], tell):
+            for one in measure(
+                job.plan, contenders, lambda s: probe.ask("probe", seconds=s), prompts, tell
+            ):
+                report["rounds"].append(one)
     report["results"] = results(report["rounds"])
     return report
+
+
+@contextlib.contextmanager
+def _until_told_to_stop(
+    rounds: list[dict[str, Any]], tell: Callable[[str], None]
+) -> Iterator[None]:
+    """Ctrl-C ends the rounds, and those that are whole are reported."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not rounds:
+            raise
+        tell(f"told to stop: {len(rounds)} rounds are reported")
 
 
 def _start(

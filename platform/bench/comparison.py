@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -81,9 +81,8 @@ def measure(
     probe: Callable[[float], dict[str, Any]],
     prompts: Callable[[Shape, int], list[list[int]]],
     tell: Callable[[str], None],
-) -> list[dict[str, Any]]:
-    """All rounds. An engine that fails is said so, and left out from then on."""
-    rounds: list[dict[str, Any]] = []
+) -> Iterator[dict[str, Any]]:
+    """Round after round. An engine that fails is said so, and left out from then on."""
     running = list(contenders)
     for repeat in range(plan.repeats):
         for batch_size in plan.batch_sizes:
@@ -103,9 +102,9 @@ def measure(
             answered = _one_round(running, asked, plan.output_tokens, tell)
             entry["engines"] = {name: one.as_dict() for name, one in answered.items()}
             entry["first_tokens"] = {name: one.first_tokens for name, one in answered.items()}
-            rounds.append(entry)
-            running.append(running.pop(0)) if running else None
-    return rounds
+            yield entry
+            if running:
+                running.append(running.pop(0))
 
 
 def _one_round(

@@ -145,7 +145,7 @@ def rounds_of(seconds, *, fails_in=None, repeats=3):
         return [[seed, i, 0] for i in range(shape.batch_size)]
 
     said: list[str] = []
-    rounds = measure(plan, contenders, lambda _: PROBE, prompts, said.append)
+    rounds = list(measure(plan, contenders, lambda _: PROBE, prompts, said.append))
     return rounds, contenders, log, said, plan
 
 
@@ -182,6 +182,16 @@ def test_an_engine_that_fails_is_left_out_and_said_so():
     assert [len(r["engines"]) for r in rounds] == [2, 2, 1, 1, 1, 1]
     assert [name for name, _ in log].count("other") == 3
     assert results(rounds)[0]["engines"]["other-q4_0"]["rounds"] == 1
+
+
+def test_ctrl_c_keeps_the_rounds_that_are_whole():
+    said: list[str] = []
+    rounds = [{"repeat": 0}]
+    with comparing._until_told_to_stop(rounds, said.append):
+        raise KeyboardInterrupt
+    assert said == ["told to stop: 1 rounds are reported"]
+    with pytest.raises(KeyboardInterrupt), comparing._until_told_to_stop([], said.append):
+        raise KeyboardInterrupt
 
 
 def test_an_answer_of_another_length_is_no_measurement():
