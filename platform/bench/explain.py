@@ -31,6 +31,7 @@ class Stage:
     """Prefill or decode of one batch."""
 
     seconds: float
+    processor_s: float  # of all threads; less than `seconds` where others had the cores too
     num_steps: int
     num_tokens: int
     phases: dict[str, Total]
@@ -39,6 +40,7 @@ class Stage:
         """For reports."""
         return {
             "seconds": self.seconds,
+            "processor_s": self.processor_s,
             "steps": self.num_steps,
             "tokens": self.num_tokens,
             "tokens_per_s": self.num_tokens / self.seconds if self.seconds else None,
@@ -76,13 +78,15 @@ class _Mark:
     """A moment in a batch."""
 
     at_s: float
+    processor_s: float
     phases: dict[str, Total]
     num_steps: int
     num_tokens: int
 
     @classmethod
     def now(cls, engine: Explained, num_steps: int, num_tokens: int) -> _Mark:
-        return cls(time.perf_counter(), dict(engine.phases()), num_steps, num_tokens)
+        now = (time.perf_counter(), time.process_time())
+        return cls(*now, dict(engine.phases()), num_steps, num_tokens)
 
 
 def _between(start: _Mark, end: _Mark, num_tokens: int | None) -> Stage:
@@ -97,6 +101,7 @@ def _between(start: _Mark, end: _Mark, num_tokens: int | None) -> Stage:
     phases[ENGINE] = (max(0.0, seconds - known_s), 0, 0)
     return Stage(
         seconds=seconds,
+        processor_s=end.processor_s - start.processor_s,
         num_steps=end.num_steps - start.num_steps,
         num_tokens=end.num_tokens - start.num_tokens if num_tokens is None else num_tokens,
         phases=phases,

@@ -54,6 +54,7 @@ class Fake:
 def clock(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(explaining.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(explaining.time, "process_time", lambda: now[0] / 2)
     return now
 
 
@@ -71,6 +72,7 @@ def test_prefill_ends_with_the_last_prompt_and_parts_add_up(clock):
 def test_the_table_shows_rates_as_shares_of_the_probe():
     stage = Stage(
         seconds=2.0,
+        processor_s=2.0,
         num_steps=4,
         num_tokens=8,
         phases={"proj": (1.0, 5 * 10**9, 40 * 10**9), ENGINE: (1.0, 0, 0)},
@@ -112,6 +114,7 @@ def test_bandwidth_is_weights_by_steps_beside_the_probe_of_the_same_round(clock,
     assert result["gb_per_s"] == pytest.approx(5.0)
     assert result["share"] == pytest.approx(0.5)
     assert result["share_of_best"] == pytest.approx(0.25)
+    assert result["share_of_processor_time"] == pytest.approx(0.5)
     assert result["tokens_per_s"] == pytest.approx(1.0)
     assert engine.probes == 2
     assert tables[0].row_count == 1
