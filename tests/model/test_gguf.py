@@ -209,6 +209,19 @@ def test_a_mix_of_k_quants_is_used_as_it_is(tied, tmp_path):
     assert v is not q
 
 
+@pytest.mark.parametrize("kind", [Q.Q4_1, Q.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("family", ["qwen3_moe", "gemma2", "qwen2"])
+def test_blocks_of_every_kind_of_layer_are_used_as_they_are(family, kind, tmp_path):
+    fields = {
+        "qwen3_moe": {"mlp_only_layers": [], "moe_intermediate_size": 64},
+        "gemma2": {"query_pre_attn_scalar": 32},
+    }
+    model = make_model(family, **{"rope_parameters": DEFAULT_ROPE, **fields.get(family, {})})
+    info = check_same(write_gguf(tmp_path / "m.gguf", family, model, kind), model)
+    formats = dict(info.weight_formats)
+    assert formats[kind.name] > 4 * formats["float32"]
+
+
 def test_blocks_are_expanded_where_asked(tmp_path):
     model = make_model("llama", rope_parameters=DEFAULT_ROPE)
     path = write_gguf(tmp_path / "m.gguf", "llama", model, Q.Q4_0)

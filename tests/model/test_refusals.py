@@ -84,8 +84,8 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path):
 
 def test_quantized_checkpoints_name_their_method(tmp_path):
     directory = make_checkpoint("llama", tmp_path)
-    rewrite_config(directory, quantization_config={"quant_method": "awq", "bits": 4})
-    assert "awq" in reason(directory)
+    rewrite_config(directory, quantization_config={"quant_method": "hqq"})
+    assert "quantised with hqq" in reason(directory)
 
 
 def test_other_vision_models_say_so(tmp_path):
