@@ -17,14 +17,15 @@
 
 namespace plait {
 
-// Columns start … start + num_heads * head_size of a register, as heads.
+// Columns of a register from `start` on, as heads that begin `stride` columns apart.
 struct Columns {
   size_t reg;
   size_t start;
   size_t num_heads;
   size_t head_size;
+  size_t stride;
 
-  size_t width() const { return num_heads * head_size; }
+  size_t width() const { return (num_heads - 1) * stride + head_size; }
 };
 
 // A dense vector of a known length, or none.

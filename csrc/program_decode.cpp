@@ -95,6 +95,8 @@ class Fields {
     c.start = static_cast<size_t>(integer(0, kMostColumns, "a first column"));
     c.num_heads = static_cast<size_t>(integer(1, kMostColumns, "heads"));
     c.head_size = static_cast<size_t>(integer(1, kMostColumns, "a head size"));
+    c.stride = static_cast<size_t>(
+        integer(static_cast<int64_t>(c.head_size), kMostColumns, "columns from head to head"));
     expect(c.start + c.width() <= width(c.reg), "takes columns ", c.start, " to ",
            c.start + c.width(), " of register ", c.reg, ", which has ", width(c.reg));
     return c;
@@ -249,6 +251,8 @@ Operation read_layer_norm(Fields& f) {
 Operation read_head_norm(Fields& f) {
   HeadNormOp op{};
   op.heads = f.columns();
+  f.expect(op.heads.stride == op.heads.head_size, "norms heads of ", op.heads.head_size,
+           " that lie ", op.heads.stride, " apart");
   op.weight = f.vector("weight", op.heads.head_size);
   op.eps = f.eps();
   op.weight_offset = static_cast<float>(f.real("weight offset"));

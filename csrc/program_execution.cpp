@@ -196,7 +196,7 @@ Work Execution::operator()(const RopeOp& op) {
   args.type = type();
   args.row_stride = width(op.heads.reg);
   args.num_heads = op.heads.num_heads;
-  args.head_size = op.heads.head_size;
+  args.head_stride = op.heads.stride;
   args.cos = table.cos;
   args.sin = table.sin;
   args.rotary = runner.program_.tables[op.table].rotary;
@@ -212,7 +212,7 @@ Work Execution::operator()(const AttentionOp& op) {
   AttentionProblem problem = attention_problem(runner.program_, op, runner.step_);
   problem.query = at(op.query);
   problem.query_token_stride = static_cast<int64_t>(width(op.query.reg));
-  problem.query_head_stride = static_cast<int64_t>(op.query.head_size);
+  problem.query_head_stride = static_cast<int64_t>(op.query.stride);
   problem.key_ends = runner.step_.num_ranges > 0 ? runner.key_ends_.data() : nullptr;
   const size_t head_bytes = op.query.head_size * value_bytes();
   const size_t kept_bytes = op.value.head_size * value_bytes();
@@ -237,7 +237,7 @@ void Execution::write_kv(const AttentionOp& op) const {
   const auto source = [&](const Columns& columns) {
     const auto head_bytes = static_cast<int64_t>(columns.head_size) * size;
     const auto row_bytes = static_cast<int64_t>(width(columns.reg)) * size;
-    return KvRows{at(columns), row_bytes, head_bytes, head_bytes};
+    return KvRows{at(columns), row_bytes, static_cast<int64_t>(columns.stride) * size, head_bytes};
   };
   const KvRows key = source(op.key);
   const KvRows value = source(op.value);

@@ -16,11 +16,11 @@
 namespace plait {
 
 struct RopeArgs {
-  void* x;  // the first head of row 0; heads follow each other
+  void* x;  // the first head of row 0
   Element type;
   size_t row_stride;  // in elements
   size_t num_heads;
-  size_t head_size;
+  size_t head_stride;  // in elements
 
   const float* cos;  // [positions or rows, rotary]
   const float* sin;

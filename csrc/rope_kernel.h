@@ -60,7 +60,7 @@ void rope_rows(const RopeArgs& args, size_t begin, size_t end) {
   for (size_t row = begin; row < end; ++row) {
     const size_t at = args.positions == nullptr ? row : static_cast<size_t>(args.positions[row]);
     T* x = static_cast<T*>(args.x) + row * args.row_stride;
-    for (size_t head = 0; head < args.num_heads; ++head, x += args.head_size) {
+    for (size_t head = 0; head < args.num_heads; ++head, x += args.head_stride) {
       rotate(x, args.cos + at * args.rotary, args.sin + at * args.rotary, args.rotary);
     }
   }

@@ -77,7 +77,7 @@ void run_rope(plait::RopeKernel kernel, CpuIsa isa, size_t rotary, bool is_inter
   args.type = kType<T>;
   args.row_stride = 2 * head_size;
   args.num_heads = 2;
-  args.head_size = head_size;
+  args.head_stride = head_size;
   args.cos = cos.data();
   args.sin = sin.data();
   args.rotary = rotary;

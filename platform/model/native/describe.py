@@ -92,8 +92,8 @@ def _kind(weight: Any) -> str:
 
 
 def _columns(heads: Columns) -> str:
-    end = heads.start + heads.num_heads * heads.head_size
-    return f"r{heads.register}[{heads.start}:{end}]"
+    apart = f", heads {heads.stride} apart" if heads.head_stride != heads.head_size else ""
+    return f"r{heads.register}[{heads.start}:{heads.start + heads.width}{apart}]"
 
 
 def _line(op: Instruction) -> str:

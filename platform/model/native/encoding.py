@@ -108,7 +108,8 @@ def _bits(value: float) -> int:
 
 
 def _columns(columns: Columns) -> list[int]:
-    return [columns.register, columns.start, columns.num_heads, columns.head_size]
+    sizes = [columns.num_heads, columns.head_size, columns.head_stride]
+    return [columns.register, columns.start, *sizes]
 
 
 def _linear(op: LinearOp, tensors: _Tensors) -> list[int]:

@@ -22,12 +22,23 @@ from plait.platform.ops.quantized_weight import PackedQuantized
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """Columns `start : start + num_heads * head_size` of a register, as heads."""
+    """Columns of a register from `start` on, as heads that begin `stride` columns apart."""
 
     register: int
     start: int
     num_heads: int
     head_size: int
+    stride: int = 0  # 0: head_size, side by side
+
+    @property
+    def head_stride(self) -> int:
+        """Columns from the first of a head to the first of the next."""
+        return self.stride or self.head_size
+
+    @property
+    def width(self) -> int:
+        """Columns from the first to behind the last."""
+        return (self.num_heads - 1) * self.head_stride + self.head_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -74,9 +74,8 @@ class _Step:
 
     def heads(self, columns: Columns) -> Tensor:
         """A view `[T, H, D]`."""
-        width = columns.num_heads * columns.head_size
-        rows = self.r[columns.register][:, columns.start : columns.start + width]
-        return rows.view(-1, columns.num_heads, columns.head_size)
+        rows = self.r[columns.register][:, columns.start : columns.start + columns.width]
+        return rows.unfold(1, columns.head_size, columns.head_stride)
 
     def LinearOp(self, op: LinearOp) -> None:  # noqa: N802
         x = self.r[op.input]

@@ -154,18 +154,19 @@ class Tracer(TorchFunctionMode):
 
     def changed(self, columns: Columns) -> Tensor:
         """Columns were changed in place; the tensor `[1, T, H, D]` that holds them from now on."""
-        width = columns.num_heads * columns.head_size
         tensor = torch.zeros((1, NUM_ROWS, columns.num_heads, columns.head_size), dtype=self.dtype)
-        version = 1 + self._version(columns.register, columns.start, width)
-        self._versions[columns.register][columns.start : columns.start + width] = version
-        self._cover(tensor, _Area(columns.register, columns.start, width, version))
+        at = _indices(columns)
+        version = 1 + self._version(columns.register, at)
+        self._versions[columns.register][at] = version
+        if columns.head_stride == columns.head_size:  # else nothing more is done with them
+            self._cover(tensor, _Area(columns.register, columns.start, columns.width, version))
         return tensor
 
-    def _version(self, value: int, start: int, width: int) -> int:
-        return int(self._versions[value][start : start + width].max(initial=0))
+    def _version(self, value: int, at: np.ndarray | slice) -> int:
+        return int(self._versions[value][at].max(initial=0))
 
-    def _check_fresh(self, area: _Area, start: int, width: int) -> None:
-        if self._version(area.value, start, width) != area.version:
+    def _check_fresh(self, area: _Area, at: np.ndarray | slice) -> None:
+        if self._version(area.value, at) != area.version:
             raise NotLowered("takes rows as they were before they were changed in place")
 
     # Reading values
@@ -178,7 +179,7 @@ class Tracer(TorchFunctionMode):
             is_whole = area.width == width and tensor.numel() == NUM_ROWS * width
             if not is_whole or not tensor.is_contiguous() or tensor.shape[-1] != width:
                 raise NotLowered(f"takes {list(tensor.shape)} of rows that are {width} wide")
-            self._check_fresh(area, 0, width)
+            self._check_fresh(area, slice(None))
             return area.value
         node = self._recorded.get(id(tensor))
         if node is None:
@@ -279,12 +280,15 @@ class Tracer(TorchFunctionMode):
         fits = num_rows == NUM_ROWS and of_row == area.width and of_column == 1
         if not fits or (num_heads > 1 and of_head < size) or offset >= area.width:
             raise NotLowered(f"heads of shape {list(tensor.shape)} do not lie side by side")
-        if num_heads > 1 and of_head != size:
-            raise NotLowered(f"heads of {size} lie {of_head} apart")
-        self._check_fresh(area, start + offset, num_heads * size)
-        return Columns(
-            register=area.value, start=start + offset, num_heads=num_heads, head_size=size
+        columns = Columns(
+            register=area.value,
+            start=start + offset,
+            num_heads=num_heads,
+            head_size=size,
+            stride=int(of_head) if num_heads > 1 and of_head != size else 0,
         )
+        self._check_fresh(area, _indices(columns))
+        return columns
 
     def is_rows_first(self, tensor: Tensor) -> bool:
         """Is `tensor` `[1, T, H, D]`, and not `[1, H, T, D]`?"""
@@ -319,6 +323,11 @@ class Tracer(TorchFunctionMode):
     def replay(self, tensor: Tensor, inputs: dict[int, str]) -> Replay:
         """How `tensor` was computed, as a function of what `inputs` names by id."""
         return Replay(tensor, self._recorded, inputs)
+
+
+def _indices(columns: Columns) -> np.ndarray:
+    heads = columns.start + columns.head_stride * np.arange(columns.num_heads)
+    return (heads[:, None] + np.arange(columns.head_size)).ravel()
 
 
 def _name(func: Callable[..., Any]) -> str:

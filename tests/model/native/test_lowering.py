@@ -38,10 +38,10 @@ LOWERED = {
     "gpt_oss": EXACT,
     "cohere2": ROUNDED,
     "starcoder2": ROUNDED,
+    "gpt_neox": ROUNDED,
     "gpt2": ROUNDED,
 }
 NOT_LOWERED = {
-    "gpt_neox": "heads of 16 lie 48 apart",
     "deepseek_v3": "kv_b_proj: takes",
 }
 ROUNDED_VISION = {"aya_vision", "cohere2_vision"}
