@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from plait.platform.model.adapter_step import NO_ADAPTERS, LeafStep
 from plait.platform.model.elementwise import RouterLogits
 from plait.platform.model.weight_format import join
+from plait.platform.ops.layer_norm import layer_norm
 from plait.platform.ops.linear import PackedWeight, linear, pack_linear
 from plait.platform.ops.packed_rows import packed_rows
 from plait.platform.ops.quantized_weight import (
@@ -218,6 +219,16 @@ class Rows:
 
     def __init__(self, packed: Packed) -> None:
         self.packed: Packed | None = packed
+
+
+class LayerNorm(nn.LayerNorm):
+    """torch's layer norm by our kernel, so that both executors give the same bits."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """Normalise each row."""
+        if input.is_meta or input.dtype not in (torch.float32, torch.bfloat16):
+            return super().forward(input)
+        return layer_norm(input, self.weight, self.bias, self.eps)
 
 
 class PackedTable(Tensor):

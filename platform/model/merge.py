@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from plait.platform.model.leaves import Linear, LinearSlice, MergedLinear, RMSNorm
+from plait.platform.model.leaves import LayerNorm, Linear, LinearSlice, MergedLinear, RMSNorm
 from plait.platform.model.mlp import replace_mlps
 from plait.platform.ops.rms_norm import reference_rms_norm
 
@@ -68,6 +68,8 @@ def replace_leaves(model: nn.Module, formats: Mapping[str, object] | None = None
             full_name = f"{parent_name}.{name}" if parent_name else name
             if type(child) in (nn.Linear, Conv1D):
                 setattr(parent, name, _plain_leaf(full_name, child, leaves))
+            elif type(child) is nn.LayerNorm and len(child.normalized_shape) == 1:
+                child.__class__ = LayerNorm  # its parameters stay where they are
             elif type(child).__name__.endswith("RMSNorm"):
                 norm = _norm_leaf(child, norms)
                 if norm is not None:
