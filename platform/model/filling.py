@@ -24,6 +24,7 @@ from plait.platform.model.leaves import (
     pack,
 )
 from plait.platform.model.tower import PatchEmbedding
+from plait.platform.model.weight_format import WeightFormat, join
 from plait.platform.model.weights import Sink, run_plan
 from plait.platform.ops.linear import PackedWeight
 from plait.platform.ops.quantized_weight import PackedQuantized, Quantized, quantize
@@ -31,6 +32,7 @@ from plait.platform.ops.quantized_weight import PackedQuantized, Quantized, quan
 if TYPE_CHECKING:
     from plait.platform.model.build import Skeleton
 
+_VALUES_AT_ONCE = 1 << 24  # that are quantised
 Kept = Tensor | PackedWeight | PackedQuantized | PackedExperts
 
 
@@ -117,11 +119,18 @@ def _keeper(
         if wanted is None:
             return weight.to(dtype)
         try:
-            return quantize(weight, bits=wanted.bits, group=wanted.group or weight.shape[1])
+            return _quantized(weight, wanted)
         except ValueError as error:
             raise ModelUnsupported(f"{name} cannot be quantised: {error}") from error
 
     return keep
+
+
+def _quantized(weight: Tensor, wanted: WeightFormat) -> Quantized:
+    """Part by part: a table of a large vocabulary would else need several times its bytes."""
+    num_inputs = weight.shape[1]
+    parts = weight.split(max(1, _VALUES_AT_ONCE // num_inputs))
+    return join([quantize(x, bits=wanted.bits, group=wanted.group or num_inputs) for x in parts])
 
 
 def _turned(weight: Tensor | Quantized) -> Tensor:

@@ -3,7 +3,7 @@
 Checkpoints name and cut their tensors in ways of their own (experts one by one, say). transformers
 knows how, in its conversion mappings; `plan_load` applies them to names alone, so that whatever
 is missing, left over or misshapen is found before the first byte is read. `run_plan` then reads
-one target at a time, so that the peak is the weights plus one target's sources.
+one target while it hands over another, so that the peak is the weights plus the sources of two.
 
 A source may hold weights as small codes with scales. They stay so where the conversion moves whole
 rows, as all that stack and join experts do: it is then run on codes, scales and minimums alike.
@@ -12,11 +12,13 @@ rows, as all that stack and join experts do: it is then run on codes, scales and
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +43,7 @@ from plait.platform.ops.quantized_weight import Quantized
 _MOVES_ROWS = (Chunk, Concatenate, Interleave, MergeModulelist, Split)  # … or fails on the shapes
 
 
+_Result = TypeVar("_Result")
 Sink = Callable[[Tensor | Quantized], None]
 
 
@@ -227,9 +230,10 @@ def run_plan(
     for target, origin in plan.tied.items():
         by_origin.setdefault(origin, []).append(target)
     given: set[str] = set()
-    for step in plan.steps:
-        is_quantized = step.first_target in as_stored
-        for name, tensor in (_quantized if is_quantized else _plain)(step, model):
+    for targets in _one_ahead(
+        [partial(_targets_of, step, model, as_stored) for step in plan.steps]
+    ):
+        for name, tensor in targets:
             shape = tuple(tensor.codes.shape if isinstance(tensor, Quantized) else tensor.shape)
             if shape != shapes[name]:
                 _refuse_shape(name, shape, shapes[name])
@@ -241,6 +245,26 @@ def run_plan(
     left = _targets(plan.steps, shapes) - given
     if left:
         raise ModelUnsupported(f"the checkpoint gave no value for {some(sorted(left))}")
+
+
+def _one_ahead(jobs: Sequence[Callable[[], _Result]]) -> Iterator[_Result]:
+    """Results in order; the next is made by another thread while one is used."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights") as pool:
+        pending = deque(pool.submit(job) for job in jobs[:1])
+        for following in jobs[1:]:
+            result = pending.popleft().result()
+            pending.append(pool.submit(following))
+            yield result
+        for last in pending:
+            yield last.result()
+
+
+def _targets_of(
+    step: LoadStep, model: Any, as_stored: Container[str]
+) -> list[tuple[str, Tensor | Quantized]]:
+    with torch.no_grad():
+        is_quantized = step.first_target in as_stored
+        return list((_quantized if is_quantized else _plain)(step, model))
 
 
 def _plain(step: LoadStep, model: Any) -> Iterator[tuple[str, Tensor]]:
