@@ -177,3 +177,17 @@ def test_rows_tapped_between_layers_are_the_torch_executors(tmp_path):
         found.append(executor.forward_tapped(batch, (3, 0, 1, 1)))
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("activations", ["exact", "int8"])
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_quantised_weights_give_the_torch_executors_bits(bits, activations, dtype, tmp_path):
+    directory = make_checkpoint("qwen3", tmp_path, hidden_size=128, intermediate_size=192)
+    found = []
+    for kind in ("native", "torch"):
+        options = {"quantization": bits, "quantized_activations": activations}
+        tracks = random_tracks()[:2]
+        StepDriver(load(directory, kind, dtype, packed_cache="off", **options).executor).run(tracks)
+        found.append(tracks)
+    check_same(*found, is_exact=True)
