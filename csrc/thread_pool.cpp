@@ -97,9 +97,9 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::wake() {
   if (!cores_.empty()) {
-    thread_local const ThreadPool* bound = nullptr;
-    if (bound != this) bind_to_core(cores_[0]);
-    bound = this;
+    thread_local int bound = -1;
+    if (bound != cores_[0]) bind_to_core(cores_[0]);
+    bound = cores_[0];
   }
   if (sleepers_.load() > 0) {
     ++signal_;

@@ -78,11 +78,12 @@ struct Example {
   plait::EncodedProgram encoded{};
 
   Example() {
-    const std::vector<int64_t> query{1, 0, 1, kHead}, key{1, 4, 1, kHead}, value{1, 8, 1, kHead};
-    add(1, {0, 2, 1, bits(1e-5), bits(0.0), 1});          // rms norm
-    add(0, {2, 1, 0, kWidth, kWidth, 1, -1});             // linear
-    add(3, {1, 0, 3, kHead, 2, bits(1e-5), bits(0), 0});  // head norm
-    add(4, {1, 0, 2, kHead, 3, 3, -1, 0, 1});             // rope
+    const std::vector<int64_t> query{1, 0, 1, kHead, kHead}, key{1, 4, 1, kHead, kHead},
+        value{1, 8, 1, kHead, kHead};
+    add(1, {0, 2, 1, bits(1e-5), bits(0.0), 1});                 // rms norm
+    add(0, {2, 1, 0, kWidth, kWidth, 1, -1});                    // linear
+    add(3, {1, 0, 3, kHead, kHead, 2, bits(1e-5), bits(0), 0});  // head norm
+    add(4, {1, 0, 2, kHead, kHead, 3, 3, -1, 0, 1});             // rope
     std::vector<int64_t> attention;
     for (const auto* heads : {&query, &key, &value}) {
       attention.insert(attention.end(), heads->begin(), heads->end());

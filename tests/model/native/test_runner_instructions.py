@@ -143,6 +143,24 @@ def test_rope(
 
 
 @every_dtype
+def test_heads_that_lie_apart(dtype: torch.dtype) -> None:
+    heads = [
+        Columns(register=1, start=16 * part, num_heads=2, head_size=16, stride=48)
+        for part in range(3)
+    ]
+    table = rope_table(dtype, 8)
+    attention = AttentionOp(
+        output=2, query=heads[0], key=heads[1], value=heads[2], group=0, layer=1, scale=0.3
+    )
+    ropes = [RopeOp(heads=columns, table=table) for columns in heads[:2]]
+    code = (CopyOp(output=1, input=0), *ropes, attention)
+    program = Program(widths=(96, 96, 32), code=code, output=2)
+    step = make_step([(1, 20), (6, 33)], dtype)
+    ours, theirs = run_both(program, Values(dtype).rows(7, 96), step)
+    assert torch.equal(ours, theirs)
+
+
+@every_dtype
 @pytest.mark.parametrize("has_grid", [False, True])
 def test_rope_of_a_grid(dtype: torch.dtype, has_grid: bool) -> None:
     axes = torch.tensor([0, 1, 2, 0, 1, 0, 1, 2, 0, 1], dtype=torch.int32)
