@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from plait.platform.ops._native import has_kernels
-from plait.platform.ops.linear import TILE_OUTPUTS, PackedWeight
-from plait.platform.ops.quantized_weight import PackedQuantized, Scales
+from plait.platform.ops.linear import PackedWeight
+from plait.platform.ops.quantized_weight import TILE_OUTPUTS, PackedQuantized, Scales
 
 
 def packed_rows(packed: PackedWeight | PackedQuantized, ids: Tensor, dtype: torch.dtype) -> Tensor:
