@@ -8,7 +8,7 @@
 
 namespace plait {
 
-constexpr size_t kExactInputs = 128;  // widened at a time: a multiple of every group
+constexpr size_t kExactInputs = 256;  // widened at a time: a multiple of every group
 
 constexpr size_t exact_scratch_bytes(size_t rows) {
   return (rows + kExactInputs) * kGroupTiles * kTileOutputs * sizeof(float);

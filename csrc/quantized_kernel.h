@@ -302,7 +302,7 @@ void run_tile_in_blocks(const QuantizedJob& job, size_t tile, float* sums, float
       block.header = reinterpret_cast<const uint8_t*>(header);
       block.wide = true;
       block.codes = codes;
-      multiply_tile<Q, Codes::kSmall>(job, block, sums);
+      multiply_tile<Q, Q::kUnpacked>(job, block, sums);
     } else {
       multiply_tile<Q, Codes::kBytes>(job, block, sums);
     }

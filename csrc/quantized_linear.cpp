@@ -15,6 +15,7 @@ struct PlainQuant {
   static constexpr int kVecs = 4;
   static constexpr int kMaxRows = 4;
   static constexpr size_t kDirectRows = 4;
+  static constexpr Codes kUnpacked = Codes::kBytes;
 
   template <Codes>
   static constexpr size_t step_bytes() {

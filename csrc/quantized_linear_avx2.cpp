@@ -14,6 +14,7 @@ struct Avx2Quant {
   static constexpr int kVecs = 2;
   static constexpr int kMaxRows = 4;
   static constexpr size_t kDirectRows = 8;
+  static constexpr Codes kUnpacked = Codes::kSmall;
 
   template <Codes kCodes>
   static constexpr size_t step_bytes() {

@@ -7,6 +7,7 @@ namespace {
 struct WordQuant : Avx512Quant {
   static constexpr int kMaxRows = 8;
   static constexpr size_t kDirectRows = 8;
+  static constexpr Codes kUnpacked = Codes::kSmall;
 
   template <Codes kCodes>
   static constexpr size_t step_bytes() {

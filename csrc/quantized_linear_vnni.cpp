@@ -8,6 +8,7 @@ namespace {
 struct VnniQuant : Avx512Quant {
   static constexpr int kMaxRows = 8;
   static constexpr size_t kDirectRows = 8;
+  static constexpr Codes kUnpacked = Codes::kBytes;
 
   template <Codes>
   static constexpr size_t step_bytes() {
