@@ -25,10 +25,12 @@ plait::Element element(ScalarType type, const char* name) {
 }
 
 plait::QuantizedWeight check_weight(const Tensor& blob, int64_t in_features, int64_t out_features,
-                                    int64_t bits, int64_t group, bool wide, int64_t zero_point) {
+                                    int64_t bits, int64_t group, int64_t scales,
+                                    int64_t zero_point) {
   STD_TORCH_CHECK(in_features > 0 && out_features >= 0 && (bits == 4 || bits == 8) &&
                       (group == 0 || group == 16 || group == 32 || group == 64 || group == 128) &&
-                      zero_point >= -1 && zero_point <= 255,
+                      scales >= 0 && scales <= (group == 0 ? 1 : 2) && zero_point >= -1 &&
+                      zero_point <= 255,
                   "plait::quantized_linear: ", out_features, " x ", in_features, " at ", bits,
                   " bits in groups of ", group, " about ", zero_point, " is no weight");
   plait::QuantizedWeight weight{};
@@ -36,7 +38,7 @@ plait::QuantizedWeight check_weight(const Tensor& blob, int64_t in_features, int
   weight.in_features = static_cast<size_t>(in_features);
   weight.group = static_cast<size_t>(group);
   weight.bits = static_cast<int>(bits);
-  weight.wide = wide;
+  weight.scales = static_cast<plait::ScaleType>(scales);
   weight.has_mins = zero_point < 0;
   weight.zero_point = zero_point < 0 ? 0 : static_cast<int>(zero_point);
   STD_TORCH_CHECK(blob.dim() == 1 && blob.is_contiguous() &&
@@ -50,11 +52,11 @@ plait::QuantizedWeight check_weight(const Tensor& blob, int64_t in_features, int
 
 // x [T, K] · blob → [T, N]; zero_point is -1 where minimums are stored.
 Tensor quantized_linear(const Tensor& x, const Tensor& blob, int64_t in_features,
-                        int64_t out_features, int64_t bits, int64_t group, bool wide,
+                        int64_t out_features, int64_t bits, int64_t group, int64_t scales,
                         int64_t zero_point, bool exact, const std::optional<Tensor>& bias,
                         ScalarType out_dtype) {
   plait::QuantizedLinearArgs args{};
-  args.weight = check_weight(blob, in_features, out_features, bits, group, wide, zero_point);
+  args.weight = check_weight(blob, in_features, out_features, bits, group, scales, zero_point);
   args.weight.exact = exact;
   STD_TORCH_CHECK(x.dim() == 2 && x.size(1) == in_features,
                   "plait::quantized_linear: x must be [T, ", in_features, "]");
@@ -100,7 +102,7 @@ Tensor quantized_rows(const Tensor& blob, const Tensor& ids, int64_t in_features
 STABLE_TORCH_LIBRARY_FRAGMENT(plait, m) {
   m.def(
       "quantized_linear(Tensor x, Tensor blob, int in_features, int out_features, int bits, int "
-      "group, bool wide, int zero_point, bool exact, Tensor? bias, ScalarType out_dtype) -> "
+      "group, int scales, int zero_point, bool exact, Tensor? bias, ScalarType out_dtype) -> "
       "Tensor");
   m.def(
       "quantized_rows(Tensor blob, Tensor ids, int in_features, int out_features, int bits, int "

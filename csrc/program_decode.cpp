@@ -201,7 +201,7 @@ Operation read_quantized_linear(Fields& f) {
   weight.out_features = static_cast<size_t>(f.integer(1, kMostColumns, "outputs"));
   const int64_t bits = f.integer(4, 8, "bits");
   const int64_t group = f.integer(0, 128, "a group of");
-  weight.wide = f.flag();
+  const int64_t scales = f.integer(0, 2, "scales of type");
   const int64_t zero_point = f.integer(-1, 255, "zero point");
   weight.exact = f.flag();
   op.bias = f.vector("bias", weight.out_features, true);
@@ -211,6 +211,8 @@ Operation read_quantized_linear(Fields& f) {
            "has groups of ", group);
   weight.bits = static_cast<int>(bits);
   weight.group = static_cast<size_t>(group);
+  f.expect(scales != 2 || group != 0, "has scales of two levels without groups");
+  weight.scales = static_cast<ScaleType>(scales);
   weight.has_mins = zero_point < 0;
   weight.zero_point = weight.has_mins ? 0 : static_cast<int>(zero_point);
   expect_linear(f, op.input, op.output, weight.in_features, weight.out_features);

@@ -43,8 +43,8 @@ PLAIT_INLINE void widen_input(const QuantizedWeight& weight, const typename Q::I
   PLAIT_UNROLL
   for (int v = 0; v < Q::kVecs; ++v) {
     const auto code = Q::to_float(Q::template bits<kBits, kShift>(line[v]));
-    const auto value =
-        weight.has_mins ? V::fma(scale[v], code, min[v]) : V::mul(scale[v], V::sub(code, min[v]));
+    const auto value = weight.has_mins ? Q::scale_once(scale[v], code, min[v])
+                                       : V::mul(scale[v], V::sub(code, min[v]));
     V::store(out + static_cast<size_t>(v) * V::kLanes, value);
   }
 }
@@ -61,9 +61,13 @@ void widen_tile(const QuantizedWeight& weight, const uint8_t* tile, size_t begin
   for (size_t k = begin; k < begin + count; k += kLineInputs, out += kLineInputs * kTileOutputs) {
     if (k == begin || (weight.group != 0 && k % weight.group == 0)) {
       const size_t group = weight.group == 0 ? 0 : k / weight.group;
-      const uint8_t* header = tile + group * weight.group_header_bytes();
-      load_plane<Q>(header, weight.wide, scale);
-      if (weight.has_mins) load_plane<Q>(header + weight.plane_bytes(), weight.wide, min);
+      const uint8_t* factors = tile + k / kBlockInputs * weight.block_header_bytes();
+      const uint8_t* header = tile + weight.factor_bytes() + group * weight.group_header_bytes();
+      load_plane<Q>(weight.scales, factors, header, scale);
+      if (weight.has_mins) {
+        load_plane<Q>(weight.scales, factors + 2 * kQuantTileOutputs, header + weight.plane_bytes(),
+                      min);
+      }
     }
     const uint8_t* from = tile + weight.header_bytes() + k / kLineInputs * kQuantLineBytes;
     typename Q::I line[Q::kVecs];

@@ -62,12 +62,14 @@ namespace {
 enum class Codes { kNibbles, kSmall, kBytes };
 
 struct TileCall {
-  const uint8_t* header;  // of the block's first group
+  const uint8_t* factors;  // of the first group's block, where scales have two levels
+  const uint8_t* header;   // of the first group
   const uint8_t* codes;
-  const char* x;        // of the panel, from the block's first row group on
-  size_t groups;        // of the block
-  size_t parts;         // row groups in a group
-  bool wide;            // the header is fp32
+  const char* x;  // of the panel, from the block's first row group on
+  size_t groups;  // of the block
+  size_t parts;   // row groups in a group
+  size_t group;   // as in QuantizedWeight
+  ScaleType scales;
   bool resume;          // go on from these sums, else from zero
   float* sums;          // [rows][16]
   const uint8_t* next;  // weights to fetch meanwhile, …
@@ -77,15 +79,61 @@ struct TileCall {
 using TileKernel = void (*)(const TileCall&);
 
 template <class Q>
-PLAIT_INLINE void load_plane(const uint8_t* plane, bool wide, typename Q::V::F (&out)[Q::kVecs]) {
+PLAIT_INLINE void load_plane(ScaleType type, const uint8_t* factors, const uint8_t* plane,
+                             typename Q::V::F (&out)[Q::kVecs]) {
   using V = typename Q::V;
   PLAIT_UNROLL
   for (int v = 0; v < Q::kVecs; ++v) {
     const size_t lane = static_cast<size_t>(v) * V::kLanes;
-    out[v] = wide ? V::load(reinterpret_cast<const float*>(plane) + lane)
-                  : Q::load_half(reinterpret_cast<const uint16_t*>(plane) + lane);
+    if (type == ScaleType::kHalf) {
+      out[v] = Q::load_half(reinterpret_cast<const uint16_t*>(plane) + lane);
+    } else if (type == ScaleType::kFloat) {
+      out[v] = V::load(reinterpret_cast<const float*>(plane) + lane);
+    } else {
+      const auto factor = Q::load_half(reinterpret_cast<const uint16_t*>(factors) + lane);
+      out[v] = V::mul(factor, Q::load_small(reinterpret_cast<const int8_t*>(plane) + lane));
+    }
   }
 }
+
+// Walks over the headers of groups, from the first one of a block of 256 inputs on.
+class Headers {
+ public:
+  Headers(ScaleType scales, size_t planes, size_t group, const uint8_t* factors,
+          const uint8_t* header)
+      : scales_(scales),
+        plane_bytes_(kQuantTileOutputs * (scales == ScaleType::kFloat  ? 4
+                                          : scales == ScaleType::kHalf ? 2
+                                                                       : 1)),
+        factor_bytes_(2 * kQuantTileOutputs * planes),
+        groups_in_block_(group == 0 ? 1 : kBlockInputs / group),
+        left_(groups_in_block_),
+        factors_(factors),
+        header_(header) {}
+
+  template <class Q, bool kMins>
+  PLAIT_INLINE void next(typename Q::V::F (&scale)[Q::kVecs], typename Q::V::F (&min)[Q::kVecs]) {
+    load_plane<Q>(scales_, factors_, header_, scale);
+    header_ += plane_bytes_;
+    if constexpr (kMins) {
+      load_plane<Q>(scales_, factors_ + 2 * kQuantTileOutputs, header_, min);
+      header_ += plane_bytes_;
+    }
+    if (scales_ == ScaleType::kTwoLevels && --left_ == 0) {
+      left_ = groups_in_block_;
+      factors_ += factor_bytes_;
+    }
+  }
+
+ private:
+  ScaleType scales_;
+  size_t plane_bytes_;
+  size_t factor_bytes_;
+  size_t groups_in_block_;
+  size_t left_;
+  const uint8_t* factors_;
+  const uint8_t* header_;
+};
 
 template <class Q, int kRows>
 PLAIT_INLINE void load_sums(const TileCall& call, typename Q::V::F (&sums)[kRows][Q::kVecs]) {
@@ -107,22 +155,16 @@ void tile_kernel(const TileCall& call) {
   constexpr int kVecs = Q::kVecs;
   constexpr size_t kCodeBytes = kSteps * kQuantLineBytes / (kCodes == Codes::kNibbles ? 2 : 1);
   constexpr size_t kXBytes = kRows * kSteps * Q::template step_bytes<kCodes>();
-  const size_t plane = kQuantTileOutputs * (call.wide ? 4 : 2);
 
   F sums[kRows][kVecs];
   load_sums<Q>(call, sums);
-  const uint8_t* header = call.header;
+  Headers headers(call.scales, kMins ? 2 : 1, call.group, call.factors, call.header);
   const uint8_t* codes = call.codes;
   const char* x = call.x;
   const uint8_t* next = call.next;
   for (size_t g = 0; g < call.groups; ++g) {
     F scale[kVecs], min[kVecs];
-    load_plane<Q>(header, call.wide, scale);
-    header += plane;
-    if constexpr (kMins) {
-      load_plane<Q>(header, call.wide, min);
-      header += plane;
-    }
+    headers.next<Q, kMins>(scale, min);
     for (size_t part = 0; part < call.parts; ++part) {
       for (size_t o = 0; o < call.next_bytes; o += kQuantLineBytes) {
         __builtin_prefetch(next + o, 0, 2);
@@ -202,9 +244,10 @@ struct TileBlock {
   size_t parts;   // its row groups
   size_t groups;  // that have scales of their own
 
+  const uint8_t* factors;
   const uint8_t* header;
   const uint8_t* codes;
-  bool wide;
+  ScaleType scales;
   const uint8_t* next;
   size_t next_bytes;
 };
@@ -220,12 +263,14 @@ void multiply_tile(const QuantizedJob& job, const TileBlock& block, float* sums)
     const size_t row = panels.first_row(p);
     const size_t rows = panels.height(p);
     TileCall call;
+    call.factors = block.factors;
     call.header = block.header;
     call.codes = block.codes;
     call.x = job.panels + (row * row_groups + block.part * rows) * panel_bytes;
     call.groups = block.groups;
     call.parts = block.parts / block.groups;
-    call.wide = block.wide;
+    call.group = job.weight.group;
+    call.scales = block.scales;
     call.resume = block.part > 0;
     call.sums = sums + row * kQuantTileOutputs;
     call.next = block.next;
@@ -241,16 +286,18 @@ void multiply_tile(const QuantizedJob& job, const TileBlock& block, float* sums)
 template <class Q>
 void unpack_header(const QuantizedWeight& weight, const TileBlock& block, float* out) {
   using V = typename Q::V;
-  const uint8_t* plane = block.header;
-  for (size_t p = 0; p < block.groups * (weight.has_mins ? 2 : 1); ++p) {
-    typename V::F values[Q::kVecs];
-    load_plane<Q>(plane, weight.wide, values);
-    PLAIT_UNROLL
-    for (int v = 0; v < Q::kVecs; ++v) {
-      V::store(out + static_cast<size_t>(v) * V::kLanes, values[v]);
+  Headers headers(weight.scales, weight.planes(), weight.group, block.factors, block.header);
+  for (size_t g = 0; g < block.groups; ++g) {
+    typename V::F planes[2][Q::kVecs];
+    if (weight.has_mins) {
+      headers.next<Q, true>(planes[0], planes[1]);
+    } else {
+      headers.next<Q, false>(planes[0], planes[1]);
     }
-    plane += weight.plane_bytes();
-    out += kQuantTileOutputs;
+    for (size_t p = 0; p < weight.planes(); ++p) {
+      PLAIT_UNROLL
+      for (int v = 0; v < Q::kVecs; ++v, out += V::kLanes) V::store(out, planes[p][v]);
+    }
   }
 }
 
@@ -264,10 +311,11 @@ void run_tile(const QuantizedJob& job, size_t tile, float* sums) {
   block.tile = tile;
   block.parts = job.weight.row_groups();
   block.groups = weight.groups();
-  block.header = weight.blob + tile * tile_bytes;
-  block.codes = block.header + weight.header_bytes();
-  block.wide = weight.wide;
-  block.next = block.header + kAhead;
+  block.factors = weight.blob + tile * tile_bytes;
+  block.header = block.factors + weight.factor_bytes();
+  block.codes = block.factors + weight.header_bytes();
+  block.scales = weight.scales;
+  block.next = block.factors + kAhead;
   block.next_bytes = tile_bytes / job.weight.row_groups();
   if (weight.bits == 4) {
     multiply_tile<Q, Codes::kNibbles>(job, block, sums);
@@ -290,17 +338,21 @@ void run_tile_in_blocks(const QuantizedJob& job, size_t tile, float* sums, float
   for (; block.part < job.weight.row_groups(); block.part += block.parts) {
     block.parts = smaller(most_parts, job.weight.row_groups() - block.part);
     block.groups = weight.group == 0 ? 1 : block.parts / parts_in_group;
-    block.header = tile_header + block.part / parts_in_group * weight.group_header_bytes();
-    if (weight.group == 0) block.header = tile_header;
+    block.header = tile_header + weight.factor_bytes();
+    if (weight.group != 0) {
+      block.header += block.part / parts_in_group * weight.group_header_bytes();
+    }
+    block.factors =
+        tile_header + block.part * weight.row_group() / kBlockInputs * weight.block_header_bytes();
     block.codes = tile_header + weight.header_bytes() + block.part * part_bytes;
-    block.wide = weight.wide;
+    block.scales = weight.scales;
     block.next_bytes = part_bytes;
     block.next = block.codes + block.parts * part_bytes;
     if (weight.bits == 4) {
       unpack_header<Q>(weight, block, header);
       Q::unpack_nibbles(block.codes, block.parts * part_bytes / kQuantLineBytes, codes);
       block.header = reinterpret_cast<const uint8_t*>(header);
-      block.wide = true;
+      block.scales = ScaleType::kFloat;
       block.codes = codes;
       multiply_tile<Q, Q::kUnpacked>(job, block, sums);
     } else {

@@ -30,6 +30,19 @@ struct PlainQuant {
   static V::F load_half(const uint16_t* p) {
     return V::F{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
   }
+  static V::F load_small(const int8_t* p) {
+    return V::F{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]),
+                static_cast<float>(p[3])};
+  }
+  // PlainVec's fma rounds twice; in fp64 the product is exact.
+  static V::F scale_once(V::F scale, V::F code, V::F min) {
+    V::F result;
+    for (size_t i = 0; i < V::kLanes; ++i) {
+      const double product = static_cast<double>(scale[i]) * static_cast<double>(code[i]);
+      result[i] = static_cast<float>(product + static_cast<double>(min[i]));
+    }
+    return result;
+  }
   static V::F to_float(I v) { return __builtin_convertvector(v, V::F); }
   static I minus(I v, const void* offset) {
     int32_t value;

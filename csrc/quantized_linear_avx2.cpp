@@ -30,6 +30,11 @@ struct Avx2Quant {
   static V::F load_half(const uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
+  static V::F load_small(const int8_t* p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+  }
+  static V::F scale_once(V::F scale, V::F code, V::F min) { return V::fma(scale, code, min); }
   static V::F to_float(I v) { return _mm256_cvtepi32_ps(v); }
   static I minus(I v, const void* offset) { return _mm256_sub_epi32(v, broadcast(offset)); }
   template <int kBits, int kShift>

@@ -13,6 +13,7 @@ namespace {
 
 using plait::CpuIsa;
 using plait::Element;
+using plait::ScaleType;
 
 int failures = 0;
 
@@ -23,7 +24,9 @@ struct Shape {
 struct Format {
   int bits;
   size_t group;
-  bool has_mins, wide, exact;
+  bool has_mins;
+  plait::ScaleType scales;
+  bool exact;
 };
 
 float input(size_t row, size_t k) {
@@ -35,9 +38,13 @@ uint8_t code(size_t output, size_t k, int bits) {
 float scale(size_t output, size_t group) { return static_cast<float>(1 + (output + group) % 2); }
 float least(size_t output, size_t group) { return -static_cast<float>((output + group) % 3); }
 
-void put(float value, bool wide, uint8_t* at) {
-  if (wide) {
+void put(float value, ScaleType type, uint8_t* at) {
+  if (type == ScaleType::kFloat) {
     std::memcpy(at, &value, 4);
+    return;
+  }
+  if (type == ScaleType::kTwoLevels) {
+    *at = static_cast<uint8_t>(static_cast<int8_t>(value));
     return;
   }
   // Halves of 0, 1, 2 and their negatives.
@@ -48,13 +55,19 @@ void put(float value, bool wide, uint8_t* at) {
 
 std::vector<uint8_t> pack(const plait::QuantizedWeight& weight) {
   std::vector<uint8_t> blob(weight.tiles() * weight.tile_bytes());
-  const size_t width = weight.wide ? 4 : 2;
+  const size_t width = weight.plane_bytes() / 16;
   for (size_t n = 0; n < weight.out_features; ++n) {
     uint8_t* tile = blob.data() + n / 16 * weight.tile_bytes();
+    for (size_t at = 0; at < weight.factor_bytes(); at += 32) {
+      put(at / 32 % weight.planes() == 1 ? -1 : 1, ScaleType::kHalf, tile + at + n % 16 * 2);
+    }
+    const bool is_two = weight.scales == ScaleType::kTwoLevels;
     for (size_t g = 0; g < weight.groups(); ++g) {
-      uint8_t* header = tile + g * weight.group_header_bytes() + n % 16 * width;
-      put(scale(n, g), weight.wide, header);
-      if (weight.has_mins) put(least(n, g), weight.wide, header + weight.plane_bytes());
+      uint8_t* header =
+          tile + weight.factor_bytes() + g * weight.group_header_bytes() + n % 16 * width;
+      put(scale(n, g), weight.scales, header);
+      if (!weight.has_mins) continue;
+      put(is_two ? -least(n, g) : least(n, g), weight.scales, header + weight.plane_bytes());
     }
     uint8_t* lines = tile + weight.header_bytes();
     for (size_t k = 0; k < weight.in_features; ++k) {
@@ -96,7 +109,7 @@ void run(const plait::QuantizedKernels& kernels, const char* isa, const Shape& s
   weight.bits = format.bits;
   weight.has_mins = format.has_mins;
   weight.zero_point = format.bits == 4 ? 8 : 128;
-  weight.wide = format.wide;
+  weight.scales = format.scales;
   weight.exact = format.exact;
   const std::vector<uint8_t> blob = pack(weight);
   weight.blob = blob.data();
@@ -127,10 +140,10 @@ void run(const plait::QuantizedKernels& kernels, const char* isa, const Shape& s
       if (out[r * shape.outputs + n] == expected(weight, r, n)) continue;
       std::printf(
           "wrong on %s: row %zu of %zu, output %zu of %zu, %zu inputs, %d bits, group %zu, "
-          "mins %d, wide %d, exact %d: %g, not %g\n",
+          "mins %d, scales %d, exact %d: %g, not %g\n",
           isa, r, shape.rows, n, shape.outputs, shape.inputs, format.bits, format.group,
-          format.has_mins, format.wide, format.exact, out[r * shape.outputs + n],
-          expected(weight, r, n));
+          format.has_mins, static_cast<int>(format.scales), format.exact,
+          out[r * shape.outputs + n], expected(weight, r, n));
       ++failures;
       return;
     }
@@ -144,7 +157,10 @@ void run_all(CpuIsa isa, const plait::QuantizedKernels& kernels) {
     for (const bool exact : {false, true}) {
       for (const bool has_mins : {false, true}) {
         for (const size_t group : {0, 16, 32, 64, 128}) {
-          const Format format{bits, group, has_mins, group == 64, exact};
+          const auto scales = group == 64                  ? ScaleType::kFloat
+                              : group == 16 || group == 32 ? ScaleType::kTwoLevels
+                                                           : ScaleType::kHalf;
+          const Format format{bits, group, has_mins, scales, exact};
           for (const size_t inputs : {16, 33, 130, 300}) {
             for (const size_t rows : {1, 2, 3, 5, 9}) {
               run(kernels, name, {rows, inputs % 2 == 0 ? 15u : 66u, inputs}, format);
@@ -152,7 +168,7 @@ void run_all(CpuIsa isa, const plait::QuantizedKernels& kernels) {
           }
           run(kernels, name, {10, 17, plait::kRowGroup * 40}, format);
         }
-        run(kernels, name, {260, 20, 40}, {bits, 32, has_mins, false, exact});
+        run(kernels, name, {260, 20, 40}, {bits, 32, has_mins, ScaleType::kHalf, exact});
       }
     }
   }

@@ -29,7 +29,7 @@ from plait.platform.model.packed_file import DamagedFile, MappedFile, map_packed
 from plait.platform.model.source import Checkpoint
 from plait.platform.model.tensor_files import safetensors_paths
 
-LAYOUT = 1  # changes with what `pack_linear` or `pack_quantized` lay out
+LAYOUT = 2  # changes with what `pack_linear` or `pack_quantized` lay out
 MIN_BYTES = 16 << 20  # smaller weights are packed as fast as they are found
 _SUFFIX = ".weights"
 _MAX_DIGESTS = 256  # of checkpoint files that are remembered

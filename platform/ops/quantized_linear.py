@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from plait.platform.ops.quantized_weight import ROW_GROUP, PackedQuantized, Scales
+from plait.platform.ops.quantized_weight import ROW_GROUP, PackedQuantized
 
 
 def reference_quantized_linear(
@@ -46,7 +46,7 @@ def _arguments(
         packed.out_features,
         packed.bits,
         packed.group,
-        packed.scales is Scales.FLOAT32,
+        int(packed.scales),
         -1 if packed.zero_point is None else packed.zero_point,
         packed.activations == "exact",
         bias,

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from plait.platform.ops.two_level_scales import BLOCK_INPUTS, join_scales, split_scales
+
 TILE_OUTPUTS = 16
 STEP_INPUTS = 4  # of one output that lie together, as the dot instructions take them
 ROW_GROUP = 32  # inputs of a row that share a scale when rows are quantised, at most
@@ -29,6 +31,7 @@ class Scales(enum.IntEnum):
 
     FLOAT16 = 0
     FLOAT32 = 1
+    TWO_LEVELS = 2  # whole numbers times factors of blocks, see two_level_scales.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,9 +92,25 @@ class PackedQuantized:
     @property
     def header_bytes(self) -> int:
         """What a tile's scales and minimums take, in front of its codes."""
-        planes = 2 if self.zero_point is None else 1
-        size = 2 if self.scales is Scales.FLOAT16 else 4
-        return -(-self.num_groups * planes * TILE_OUTPUTS * size // 64) * 64
+        size = _DTYPES[self.scales].itemsize
+        used = self.factor_bytes + self.num_groups * self._num_planes * TILE_OUTPUTS * size
+        return -(-used // 64) * 64
+
+    @property
+    def factor_bytes(self) -> int:
+        """What the factors of blocks take there, which come first."""
+        if self.scales is not Scales.TWO_LEVELS:
+            return 0
+        return self.num_blocks * self._num_planes * TILE_OUTPUTS * 2
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of inputs that share factors."""
+        return -(-self.padded_inputs // BLOCK_INPUTS)
+
+    @property
+    def _num_planes(self) -> int:
+        return 2 if self.zero_point is None else 1
 
     @property
     def tile_bytes(self) -> int:
@@ -131,17 +150,31 @@ class PackedQuantized:
         return lines.flatten(1)[:, : self.in_features]
 
     def _scales_of(self, tile: Tensor, lane: Tensor) -> tuple[Tensor, Tensor]:
-        dtype = _DTYPES[self.scales]
-        planes = 2 if self.zero_point is None else 1
-        used = self.num_groups * planes * TILE_OUTPUTS * dtype.itemsize
-        header = self.blob.view(-1, self.tile_bytes)[:, :used].view(dtype)
-        header = header.unflatten(1, (-1, planes, TILE_OUTPUTS))[tile, :, :, lane].float()
-        scales = header[:, :, 0]
-        mins = header[:, :, 1] if self.zero_point is None else scales * -self.zero_point
-        return scales, mins
+        header = self._plane(0, self.factor_bytes, torch.float16)[tile, :, :, lane]
+        size = self.num_groups * self._num_planes * TILE_OUTPUTS * _DTYPES[self.scales].itemsize
+        parts = self._plane(self.factor_bytes, size, _DTYPES[self.scales])[tile, :, :, lane]
+        if self.scales is Scales.TWO_LEVELS:
+            scales = join_scales(header[:, :, 0], parts[:, :, 0], self.group)
+        else:
+            scales = parts[:, :, 0].float()
+        if self.zero_point is not None:
+            return scales, scales * -self.zero_point
+        if self.scales is Scales.TWO_LEVELS:
+            return scales, join_scales(header[:, :, 1], parts[:, :, 1], self.group)
+        return scales, parts[:, :, 1].float()
+
+    def _plane(self, start: int, num_bytes: int, dtype: torch.dtype) -> Tensor:
+        """A part of the headers as [tiles, n, planes, 16]."""
+        part = self.blob.view(-1, self.tile_bytes)[:, start : start + num_bytes].view(dtype)
+        planes: Tensor = part.unflatten(1, (-1, self._num_planes, TILE_OUTPUTS))
+        return planes
 
 
-_DTYPES = {Scales.FLOAT16: torch.float16, Scales.FLOAT32: torch.float32}
+_DTYPES = {
+    Scales.FLOAT16: torch.float16,
+    Scales.FLOAT32: torch.float32,
+    Scales.TWO_LEVELS: torch.int8,
+}
 
 
 def check_slice(start: int, stop: int, out_features: int) -> None:
@@ -166,7 +199,8 @@ def pack_quantized(weight: Quantized, *, activations: Activations) -> PackedQuan
     _check(weight, activations)
     group, scales, mins = _kernel_group(weight)
     zero_point = _zero_point(scales, mins)
-    is_small = _fits_half(scales) and (zero_point is not None or _fits_half(mins))
+    planes = [scales] if zero_point is not None else [scales, mins]
+    kind, parts = _store_planes(planes, group)
     out_features, in_features = weight.codes.shape
     packed = PackedQuantized(
         blob=torch.empty(0, dtype=torch.uint8),
@@ -174,7 +208,7 @@ def pack_quantized(weight: Quantized, *, activations: Activations) -> PackedQuan
         in_features=in_features,
         bits=weight.bits,
         group=group,
-        scales=Scales.FLOAT16 if is_small else Scales.FLOAT32,
+        scales=kind,
         zero_point=zero_point,
         activations=activations,
     )
@@ -184,7 +218,9 @@ def pack_quantized(weight: Quantized, *, activations: Activations) -> PackedQuan
     for tiles in _parts(packed.num_tiles):
         rows = slice(tiles.start * TILE_OUTPUTS, tiles.stop * TILE_OUTPUTS)
         _pack_codes(packed, weight.codes[rows], blob[tiles, packed.header_bytes :])
-        _pack_scales(packed, scales[rows], mins[rows], blob[tiles, : packed.header_bytes])
+        start = 0
+        for part in parts:
+            start = _pack_planes([plane[rows] for plane in part], blob[tiles], start)
     return replace(packed, blob=blob.view(-1))
 
 
@@ -293,6 +329,18 @@ def _zero_point(scales: Tensor, mins: Tensor) -> int | None:
     return zero_point if torch.equal(scales.double() * -zero_point, mins.double()) else None
 
 
+def _store_planes(planes: list[Tensor], group: int) -> tuple[Scales, list[list[Tensor]]]:
+    """Chooses how to store scales and minimums; returns what lies in a header, part by part."""
+    if all(map(_fits_half, planes)):
+        return Scales.FLOAT16, [[plane.to(torch.float16) for plane in planes]]
+    if group in (16, 32):
+        split = [split_scales(plane, group) for plane in planes]
+        found = [pair for pair in split if pair is not None]
+        if len(found) == len(planes):
+            return Scales.TWO_LEVELS, [list(part) for part in zip(*found, strict=True)]
+    return Scales.FLOAT32, [planes]
+
+
 def _fits_half(values: Tensor) -> bool:
     return torch.equal(values.to(torch.float16).float(), values)
 
@@ -316,13 +364,15 @@ def _pack_codes(packed: PackedQuantized, codes: Tensor, out: Tensor) -> None:
         lines.copy_(steps[..., 0, :])
 
 
-def _pack_scales(packed: PackedQuantized, scales: Tensor, mins: Tensor, out: Tensor) -> None:
-    planes = [scales] if packed.zero_point is not None else [scales, mins]
-    values = torch.stack(planes, dim=-1).to(_DTYPES[packed.scales])  # [N, groups, planes]
-    values = functional.pad(values, (0, 0, 0, 0, 0, -len(scales) % TILE_OUTPUTS))
+def _pack_planes(planes: list[Tensor], out: Tensor, start: int) -> int:
+    """Writes [N, n] values of each plane to a part of the headers; returns where it ends."""
+    values = torch.stack(planes, dim=-1)  # [N, n, planes]
+    values = functional.pad(values, (0, 0, 0, 0, 0, -len(values) % TILE_OUTPUTS))
     values = values.unflatten(0, (-1, TILE_OUTPUTS)).permute(0, 2, 3, 1).flatten(1).contiguous()
     data = values.view(torch.uint8)
-    out[:, : data.shape[1]].copy_(data)
+    end = start + int(data.shape[1])
+    out[:, start:end].copy_(data)
+    return end
 
 
 def _dequantize(codes: Tensor, scales: Tensor, mins: Tensor, group: int) -> Tensor:

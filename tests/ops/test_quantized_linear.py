@@ -7,6 +7,7 @@ from torch import Tensor
 
 from plait.platform.ops import linear as ops
 from plait.platform.ops import quantized_linear as quantized
+from plait.platform.ops import two_level_scales
 from plait.platform.ops.quantized_weight import (
     PackedQuantized,
     Quantized,
@@ -17,6 +18,7 @@ from plait.platform.ops.quantized_weight import (
 
 DTYPES = (torch.float32, torch.bfloat16)
 MODES = ("exact", "int8")
+KINDS = ("half", "zero", "single", "levels", "zero levels")
 ROWS = (0, 1, 2, 3, 4, 5, 8, 9, 33)
 
 
@@ -35,7 +37,7 @@ def generator() -> torch.Generator:
 def random_weight(
     generator: torch.Generator, shape: tuple[int, int], *, bits: int, group: int, kind: str
 ) -> Quantized:
-    """Random codes with scales of fp16 (`half`, and `zero` with a zero point) or of fp32."""
+    """Random codes with scales of fp16 (`half`), in two levels (`levels`) or of fp32 (`single`)."""
     out_features, in_features = shape
     groups = -(-in_features // group)
     codes = torch.randint(0, 2**bits, shape, generator=generator, dtype=torch.uint8)
@@ -43,9 +45,22 @@ def random_weight(
     mins = -torch.rand(out_features, groups, generator=generator)
     if kind != "single":
         scales, mins = scales.half().float(), mins.half().float()
-    if kind == "zero":
+    if kind in ("levels", "zero levels"):
+        scales = two_levels(generator, (out_features, groups), group)
+        mins = -two_levels(generator, (out_features, groups), group)
+    if kind in ("zero", "zero levels"):
         mins = scales * -(2 ** (bits - 1))
     return Quantized(codes=codes, bits=bits, group=group, scales=scales, mins=mins)
+
+
+def two_levels(generator: torch.Generator, shape: tuple[int, int], group: int) -> Tensor:
+    """Scales as K-quants have them: the greatest number of a block is 63."""
+    in_block = max(1, 256 // group)
+    blocks = -(-shape[1] // in_block)
+    factors = (torch.rand(shape[0], blocks, generator=generator) / 500).half().float()
+    numbers = torch.randint(0, 64, shape, generator=generator)
+    numbers[:, ::in_block] = 63
+    return factors.repeat_interleave(in_block, dim=1)[:, : shape[1]] * numbers
 
 
 def assert_close(out: Tensor, x: Tensor, packed: PackedQuantized, bias: Tensor | None) -> None:
@@ -69,7 +84,7 @@ def assert_close(out: Tensor, x: Tensor, packed: PackedQuantized, bias: Tensor |
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["half", "zero", "single"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group", [16, 32, 64, 96, 128, 5000])
 def test_outputs_are_exact_within_the_bound(generator, bits, group, kind, mode):
@@ -89,7 +104,7 @@ def test_outputs_are_exact_within_the_bound(generator, bits, group, kind, mode):
     shape=st.tuples(st.integers(1, 80), st.integers(1, 300), st.integers(0, 20)),
     bits=st.sampled_from([4, 8]),
     group=st.sampled_from([16, 32, 48, 64, 128, 320]),
-    kind=st.sampled_from(["half", "zero", "single"]),
+    kind=st.sampled_from(KINDS),
     mode=st.sampled_from(MODES),
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 100),
@@ -106,7 +121,7 @@ def test_any_shape_is_right(shape, bits, group, kind, mode, dtype, seed):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("kind", ["half", "zero"])
+@pytest.mark.parametrize("kind", ["half", "zero", "levels", "zero levels"])
 def test_exact_rows_have_the_bits_of_the_weight_in_fp32(generator, isa, bits, kind):
     weight = random_weight(generator, (150, 333), bits=bits, group=32, kind=kind)
     packed = pack_quantized(weight, activations="exact")
@@ -208,14 +223,33 @@ def test_rows_of_the_weight_and_slices_share_its_memory(generator):
 
 def test_the_smallest_lossless_form_is_chosen(generator):
     forms = {}
-    for kind in ("half", "zero", "single"):
-        weight = random_weight(generator, (20, 64), bits=4, group=32, kind=kind)
+    for kind in KINDS:
+        weight = random_weight(generator, (20, 512), bits=4, group=32, kind=kind)
         packed = pack_quantized(weight, activations="exact")
         assert torch.equal(packed.unpack(), weight.unpack())
         forms[kind] = (packed.scales, packed.zero_point, packed.num_bytes)
-    assert forms["half"] == (Scales.FLOAT16, None, 2 * (2 * 64 + 16 * 32))
-    assert forms["zero"] == (Scales.FLOAT16, 8, 2 * (2 * 32 + 16 * 32))
-    assert forms["single"] == (Scales.FLOAT32, None, 2 * (2 * 128 + 16 * 32))
+    codes = 16 * 512 // 2
+    assert forms == {
+        "half": (Scales.FLOAT16, None, 2 * (codes + 16 * 64)),
+        "zero": (Scales.FLOAT16, 8, 2 * (codes + 16 * 32)),
+        "single": (Scales.FLOAT32, None, 2 * (codes + 16 * 128)),
+        "levels": (Scales.TWO_LEVELS, None, 2 * (codes + 2 * 64 + 16 * 32)),
+        "zero levels": (Scales.TWO_LEVELS, 8, 2 * (codes + 2 * 32 + 16 * 16)),
+    }
+
+
+@pytest.mark.parametrize("greatest", [63, -128, 15, -32, 127, 5])
+def test_two_levels_are_found_whatever_the_greatest_number(generator, greatest):
+    factors = torch.randn(40, 3, generator=generator).half().float()
+    most = abs(greatest) - 1
+    numbers = torch.randint(-most, most + 1, (40, 24), generator=generator)
+    numbers[:, 4::8] = greatest
+    scales = factors.repeat_interleave(8, dim=1) * numbers
+    split = two_level_scales.split_scales(scales, 32)
+    assert split is not None
+    assert torch.equal(two_level_scales.join_scales(*split, 32), scales)
+    scales[39, 23] += 1e-5
+    assert two_level_scales.split_scales(scales, 32) is None
 
 
 @pytest.mark.parametrize(("bits", "steps"), [(4, 15), (8, 254)])
@@ -265,7 +299,7 @@ def test_refusals_name_the_op(generator):
         quantize(torch.tensor([[float("nan")]]), bits=8, group=16)
     with pytest.raises(RuntimeError, match="quantized_linear: the packed weight is not"):
         torch.ops.plait.quantized_linear(
-            torch.ones(1, 64), packed.blob, 64, 40, 4, 32, False, -1, False, None, torch.float32
+            torch.ones(1, 64), packed.blob, 64, 40, 4, 32, 0, -1, False, None, torch.float32
         )
 
 
@@ -276,5 +310,5 @@ def test_torch_accepts_the_op(generator, mode):
     x = torch.randn(3, 64, generator=generator)
     torch.library.opcheck(
         torch.ops.plait.quantized_linear,
-        (x, packed.blob, 64, 20, 4, 32, False, -1, mode == "exact", None, torch.float32),
+        (x, packed.blob, 64, 20, 4, 32, 0, -1, mode == "exact", None, torch.float32),
     )

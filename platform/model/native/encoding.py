@@ -36,7 +36,7 @@ from plait.platform.model.native.instructions import (
 )
 from plait.platform.ops.activation import Activation
 from plait.platform.ops.linear import PackedWeight
-from plait.platform.ops.quantized_weight import PackedQuantized, Scales
+from plait.platform.ops.quantized_weight import PackedQuantized
 
 _ACTIVATIONS = get_args(Activation)  # in the order of the enum in csrc/gated_activation.h
 
@@ -125,7 +125,7 @@ def _quantized_linear(op: LinearOp, tensors: _Tensors) -> list[int]:
     form = [
         weight.bits,
         weight.group,
-        int(weight.scales is Scales.FLOAT32),
+        int(weight.scales),
         -1 if weight.zero_point is None else weight.zero_point,
         int(weight.activations == "exact"),
     ]
