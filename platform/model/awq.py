@@ -20,7 +20,7 @@ from plait.platform.model.stored_weight import (
 )
 from plait.platform.model.tensor_files import SafetensorsFiles
 from plait.platform.model.weight_format import WeightFormat
-from plait.platform.ops.quantized_weight import Quantized
+from plait.platform.ops.quantized_weight import Quantized, Scales
 
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs each half byte of a word is
 
@@ -68,7 +68,7 @@ def _awq_weight(files: SafetensorsFiles, stem: str, group_size: int) -> StoredWe
             bits=4,
             group=0 if group >= num_inputs else group,
             has_minimums=True,
-            has_half_scales=False,
+            scales=Scales.FLOAT32,
         ),
         parts=tuple(names),
         read=read,

@@ -22,7 +22,7 @@ from plait.platform.model.stored_weight import (
 )
 from plait.platform.model.tensor_files import SafetensorsFiles
 from plait.platform.model.weight_format import WeightFormat
-from plait.platform.ops.quantized_weight import Quantized
+from plait.platform.ops.quantized_weight import Quantized, Scales
 
 
 def check_compressed(config: Config) -> None:
@@ -139,7 +139,7 @@ def _compressed_format(bits: int, group: int, num_inputs: int, zero: str | None)
         bits=bits,
         group=0 if group >= num_inputs else group,
         has_minimums=zero is not None,
-        has_half_scales=zero is None,
+        scales=Scales.FLOAT16 if zero is None else Scales.FLOAT32,
     )
 
 

@@ -26,7 +26,7 @@ from plait.platform.model.gguf_blocks import BLOCK_TYPES, read_blocks
 from plait.platform.model.gguf_header import GgufTensor, read_header
 from plait.platform.model.tensor_files import Shape
 from plait.platform.model.weight_format import WeightFormat, at_rows, join
-from plait.platform.ops.quantized_weight import Quantized
+from plait.platform.ops.quantized_weight import Quantized, Scales
 
 # GGUF architecture → transformers model type.
 _MODEL_TYPES = {
@@ -64,7 +64,7 @@ _FORMATS = {
         bits=block.bits,
         group=block.group,
         has_minimums=kind.name in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"),
-        has_half_scales=not kind.name.endswith("_K"),
+        scales=Scales.TWO_LEVELS if kind.name.endswith("_K") else Scales.FLOAT16,
     )
     for kind, block in BLOCK_TYPES.items()
 }

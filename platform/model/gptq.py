@@ -21,7 +21,7 @@ from plait.platform.model.stored_weight import (
 )
 from plait.platform.model.tensor_files import SafetensorsFiles
 from plait.platform.model.weight_format import WeightFormat
-from plait.platform.ops.quantized_weight import Quantized
+from plait.platform.ops.quantized_weight import Quantized, Scales
 
 
 def check_gptq(config: Config) -> None:
@@ -76,7 +76,7 @@ def _gptq_weight(files: SafetensorsFiles, config: Config, stem: str) -> StoredWe
             bits=bits,
             group=0 if group >= num_inputs else group,
             has_minimums=not is_symmetric,
-            has_half_scales=is_symmetric,
+            scales=Scales.FLOAT16 if is_symmetric else Scales.FLOAT32,
         ),
         parts=tuple(names.values()),
         read=read,

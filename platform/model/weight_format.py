@@ -19,7 +19,7 @@ class WeightFormat:
     bits: int  # of a code as kernels read it: 4 or 8
     group: int  # inputs to a scale; 0: one scale an output
     has_minimums: bool  # else they are the scales times one zero point
-    has_half_scales: bool  # else scales and minimums need fp32
+    scales: Scales  # how scales and minimums can be stored without loss
 
     def unfilled(
         self, out_features: int, in_features: int, activations: Activations = "exact"
@@ -31,7 +31,7 @@ class WeightFormat:
             in_features=in_features,
             bits=self.bits,
             group=self.group if self.group < in_features else 0,
-            scales=Scales.FLOAT16 if self.has_half_scales else Scales.FLOAT32,
+            scales=self.scales,
             zero_point=None if self.has_minimums else 0,
             activations=activations,
         )
@@ -43,8 +43,8 @@ class WeightFormat:
         return math.prod(leading) * packed.num_tiles * packed.tile_bytes
 
 
-INT8 = WeightFormat(name="int8", bits=8, group=0, has_minimums=False, has_half_scales=True)
-INT4 = WeightFormat(name="int4", bits=4, group=32, has_minimums=True, has_half_scales=True)
+INT8 = WeightFormat(name="int8", bits=8, group=0, has_minimums=False, scales=Scales.FLOAT16)
+INT4 = WeightFormat(name="int4", bits=4, group=32, has_minimums=True, scales=Scales.FLOAT16)
 
 
 def join(weights: list[Quantized]) -> Quantized:

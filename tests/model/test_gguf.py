@@ -231,14 +231,17 @@ def test_blocks_are_expanded_where_asked(tmp_path):
     assert [name for name, _ in info.weight_formats] == ["float32"]
 
 
-def test_memory_is_that_of_the_blocks(tmp_path):
-    model = make_model("llama", rope_parameters=DEFAULT_ROPE, vocab_size=320)
-    path = write_gguf(tmp_path / "m.gguf", "llama", model, Q.Q4_1)
+@pytest.mark.parametrize("kind", [Q.Q4_1, Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K])
+def test_memory_is_that_of_the_blocks(kind, tmp_path):
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+    model = make_model("llama", rope_parameters=DEFAULT_ROPE, vocab_size=320, **sizes)
+    kinds = dict.fromkeys(K_MIX, kind) if kind.name.endswith("K") else None
+    path = write_gguf(tmp_path / "m.gguf", "llama", model, Q.Q4_1, kinds=kinds)
     loaded = load_model(Options(model=str(path), dtype="float32", executor="torch"))
     leaves = {site.leaf for site in loaded.executor.leaves.sites.values()}
     table = loaded.executor._backbone.embed_tokens.weight.owner
     packed = sum(owner.packed.num_bytes for owner in (*leaves, table))
-    assert dict(loaded.info.weight_formats)["Q4_1"] == packed
+    assert dict(loaded.info.weight_formats)[kind.name] == packed
     assert check_model(Options(model=str(path), dtype="float32")).weight_formats == (
         loaded.info.weight_formats
     )
