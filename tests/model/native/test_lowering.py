@@ -1,8 +1,8 @@
 """Layer programs beside the torch executor: the same tokens, and the same bits where it is said so.
 
 The table tells which families are lowered, and which give the same bits in fp32: those whose rows
-meet the same kernels in both executors. A layer norm and an activation without gate are torch's in
-the one and ours in the other.
+meet the same kernels in both executors. A layer norm of the family's own and an activation without
+gate are torch's in the one and ours in the other.
 """
 
 import pytest
@@ -89,7 +89,7 @@ def test_tokens_and_hidden_rows_equal_the_torch_executors(family, tmp_path):
     native = load(directory, "native").executor
     assert isinstance(native, NativeExecutor)
     assert native.model.executor == "native"
-    assert native.agreement.is_exact == (LOWERED[family] == EXACT)
+    assert native.agreement.is_exact or LOWERED[family] == ROUNDED
     ours, theirs = random_tracks(), random_tracks()
     StepDriver(native).run(ours)
     StepDriver(load(directory, "torch").executor).run(theirs)
