@@ -85,10 +85,10 @@ Tensor quantized_linear(const Tensor& x, const Tensor& blob, int64_t in_features
 
 // Outputs `ids` int64 [n] of the weight → [n, K]
 Tensor quantized_rows(const Tensor& blob, const Tensor& ids, int64_t in_features,
-                      int64_t out_features, int64_t bits, int64_t group, bool wide,
+                      int64_t out_features, int64_t bits, int64_t group, int64_t scales,
                       int64_t zero_point, ScalarType out_dtype) {
   const plait::QuantizedWeight weight =
-      check_weight(blob, in_features, out_features, bits, group, wide, zero_point);
+      check_weight(blob, in_features, out_features, bits, group, scales, zero_point);
   plait::check_row_ids(ids, out_features);
   Tensor out = torch::stable::new_empty(blob, {ids.size(0), in_features}, out_dtype);
   plait::quantized_rows(weight, static_cast<const int64_t*>(ids.const_data_ptr()),
@@ -106,7 +106,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(plait, m) {
       "Tensor");
   m.def(
       "quantized_rows(Tensor blob, Tensor ids, int in_features, int out_features, int bits, int "
-      "group, bool wide, int zero_point, ScalarType out_dtype) -> Tensor");
+      "group, int scales, int zero_point, ScalarType out_dtype) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(plait, CPU, m) {

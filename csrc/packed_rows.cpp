@@ -21,15 +21,31 @@ float half_to_float(uint16_t half) {
   return (half & 0x8000) != 0 ? -value : value;
 }
 
-double load_scale(const uint8_t* plane, size_t lane, bool wide) {
-  if (wide) {
-    float value;
-    std::memcpy(&value, plane + lane * sizeof(value), sizeof(value));
-    return value;
+template <class T>
+T load(const uint8_t* plane, size_t lane) {
+  T value;
+  std::memcpy(&value, plane + lane * sizeof(T), sizeof(T));
+  return value;
+}
+
+// A group's scale (plane 0) or minimum (plane 1), in fp32.
+float load_scale(const QuantizedWeight& weight, const uint8_t* tile, size_t first_input,
+                 size_t plane, size_t lane) {
+  const size_t group = weight.group == 0 ? 0 : first_input / weight.group;
+  const uint8_t* values = tile + weight.factor_bytes() + group * weight.group_header_bytes() +
+                          plane * weight.plane_bytes();
+  switch (weight.scales) {
+    case ScaleType::kFloat:
+      return load<float>(values, lane);
+    case ScaleType::kHalf:
+      return half_to_float(load<uint16_t>(values, lane));
+    case ScaleType::kTwoLevels:
+      break;
   }
-  uint16_t half;
-  std::memcpy(&half, plane + lane * sizeof(half), sizeof(half));
-  return half_to_float(half);
+  const uint8_t* factors = tile + first_input / kBlockInputs * weight.block_header_bytes() +
+                           plane * kQuantTileOutputs * sizeof(uint16_t);
+  return half_to_float(load<uint16_t>(factors, lane)) *
+         static_cast<float>(load<int8_t>(values, lane));
 }
 
 // The code of one output for one input, see quantized_weight.h.
@@ -47,14 +63,12 @@ void quantized_row(const QuantizedWeight& weight, size_t id, float* out) {
   const uint8_t* codes = tile + weight.header_bytes();
   const size_t group = weight.group == 0 ? weight.in_features : weight.group;
   for (size_t first = 0; first < weight.in_features; first += group) {
-    const uint8_t* header = tile + first / group * weight.group_header_bytes();
-    const double scale = load_scale(header, lane, weight.wide);
-    const double min = weight.has_mins
-                           ? load_scale(header + weight.plane_bytes(), lane, weight.wide)
-                           : static_cast<float>(scale * -weight.zero_point);
+    const float scale = load_scale(weight, tile, first, 0, lane);
+    const float min = weight.has_mins ? load_scale(weight, tile, first, 1, lane)
+                                      : scale * static_cast<float>(-weight.zero_point);
     const size_t end = std::min(first + group, weight.in_features);
     for (size_t k = first; k < end; ++k) {
-      const double product = scale * code_at(codes, weight.bits, lane, k);
+      const double product = static_cast<double>(scale) * code_at(codes, weight.bits, lane, k);
       out[k] = static_cast<float>(product + min);
     }
   }

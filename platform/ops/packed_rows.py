@@ -10,7 +10,7 @@ from torch import Tensor
 
 from plait.platform.ops._native import has_kernels
 from plait.platform.ops.linear import PackedWeight
-from plait.platform.ops.quantized_weight import TILE_OUTPUTS, PackedQuantized, Scales
+from plait.platform.ops.quantized_weight import TILE_OUTPUTS, PackedQuantized
 
 
 def packed_rows(packed: PackedWeight | PackedQuantized, ids: Tensor, dtype: torch.dtype) -> Tensor:
@@ -32,7 +32,7 @@ def packed_rows(packed: PackedWeight | PackedQuantized, ids: Tensor, dtype: torc
         rows: Tensor = torch.ops.plait.packed_rows(packed.tiles, ids, *sizes)
         return rows.to(dtype)
     zero_point = -1 if packed.zero_point is None else packed.zero_point
-    form = (packed.bits, packed.group, packed.scales is Scales.FLOAT32, zero_point)
+    form = (packed.bits, packed.group, int(packed.scales), zero_point)
     found: Tensor = torch.ops.plait.quantized_rows(packed.blob, ids, *sizes, *form, dtype)
     return found
 

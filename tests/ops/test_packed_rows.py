@@ -5,7 +5,7 @@ import torch
 
 from plait.platform.ops.linear import pack_linear
 from plait.platform.ops.packed_rows import packed_rows, reference_packed_rows
-from plait.platform.ops.quantized_weight import Quantized, pack_quantized, quantize
+from plait.platform.ops.quantized_weight import Quantized, Scales, pack_quantized, quantize
 
 SHAPES = ((1, 1), (5, 7), (16, 32), (35, 100), (48, 257))
 IDS = torch.tensor([0, 0, 3, 1, 4])
@@ -58,3 +58,26 @@ def test_a_row_that_there_is_not(wrong: int) -> None:
     packed = pack_linear(weight((16, 8)))
     with pytest.raises(RuntimeError, match=f"no row {wrong} among 16"):
         packed_rows(packed, torch.tensor([0, wrong]), torch.float32)
+
+
+@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize("zero_point", [None, 8])
+def test_scales_of_two_levels(group: int, zero_point: int | None) -> None:
+    generator = torch.Generator().manual_seed(group)
+    shape = (20, 300 // group + 1)
+    in_features = shape[1] * group - 5
+
+    def levels() -> torch.Tensor:
+        numbers = torch.randint(1, 64, shape, generator=generator).float()
+        numbers[:, :: 256 // group] = 63.0
+        factors = torch.rand(20, 1, generator=generator).to(torch.float16).float()
+        return numbers * factors
+
+    codes = torch.randint(0, 16, (20, in_features), generator=generator).to(torch.uint8)
+    scales = levels()
+    mins = -levels() if zero_point is None else -zero_point * scales
+    given = Quantized(codes=codes, bits=4, group=group, scales=scales, mins=mins)
+    packed = pack_quantized(given, activations="int8")
+    assert packed.scales is Scales.TWO_LEVELS
+    ids = torch.arange(20).flip(0)
+    assert torch.equal(packed_rows(packed, ids, torch.float32), given.unpack()[ids])
