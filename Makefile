@@ -33,7 +33,7 @@ test: compiled $(STAMPS)/dev $(STAMPS)/models
 
 # Without torch, on every instruction set that the processor has; CXX chooses the compiler.
 test-native: $(STAMPS)/editable $(STAMPS)/dev
-	$(BIN)/pytest $(wildcard tests/ops/test_*_memory.py) $(ARGS)
+	$(BIN)/pytest $(wildcard tests/ops/test_*_memory.py tests/*/native/test_*_memory.py) $(ARGS)
 
 bench: compiled $(STAMPS)/models
 	@mkdir -p build
