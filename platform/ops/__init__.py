@@ -9,6 +9,7 @@ alone and in any batch.
     kv_write          kv_write.py          csrc/kv_write.*
     paged_attention   paged_attention.py   csrc/paged_attention*
     linear            linear.py            csrc/linear*
+    quantized_linear  quantized_linear.py  csrc/quant*, weights in quantized_weight.py
     gumbel_argmax     gumbel_argmax.py     csrc/gumbel*
     rms_norm          rms_norm.py          csrc/rms_norm*
     gated_activation  gated_activation.py  csrc/gated_activation*
