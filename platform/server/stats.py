@@ -46,6 +46,7 @@ class StatsCollector(Collector):
         config = self._client.config
         if config is not None:
             yield _cache_info(config, labels)
+            yield _model_info(config, labels)
             if config.model.vision is not None:
                 yield from encoder_metrics(stats, labels)
 
@@ -127,6 +128,15 @@ def _probe(reached: dict[str, float], labels: tuple[str, ...]) -> Iterator[Metri
         if kind != "read":
             products.add_metric((*labels, kind), rate)
     yield from (read, products)
+
+
+def _model_info(config: EngineConfig, labels: tuple[str, ...]) -> Metric:
+    model = config.model
+    info = GaugeMetricFamily(
+        "plait:model_info", "What computes, in which type.", labels=(*_LABELS, "executor", "dtype")
+    )
+    info.add_metric((*labels, model.executor, model.dtype), 1)
+    return info
 
 
 def _cache_info(config: EngineConfig, labels: tuple[str, ...]) -> Metric:
