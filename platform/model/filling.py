@@ -185,7 +185,7 @@ def _put(module: Any, attribute: str, value: Any) -> None:
 
 def _replace_parameter(module: nn.Module, attribute: str, value: object) -> None:
     """Put something that is not a parameter in a parameter's place."""
-    del module._parameters[attribute]
+    module._parameters.pop(attribute, None)
     module.__dict__[attribute] = value
 
 

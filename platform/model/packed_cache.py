@@ -21,11 +21,12 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from plait.platform.budget import available_bytes
 from plait.platform.cache_folder import cache_folder
 from plait.platform.config import Options
 from plait.platform.model.build import Skeleton
 from plait.platform.model.filling import Kept, kept_values, put_values, read_weights
-from plait.platform.model.packed_file import DamagedFile, MappedFile, map_packed, write_packed
+from plait.platform.model.packed_file import DamagedFile, PackedFile, open_packed, write_packed
 from plait.platform.model.source import Checkpoint
 from plait.platform.model.tensor_files import safetensors_paths
 
@@ -52,16 +53,26 @@ def fill(
     num_bytes = sum(skeleton.bytes_by_format().values())
     cache = _cache_for(options, num_bytes)
     key = None if cache is None else cache.key(skeleton, checkpoint)
-    mapped = None if cache is None or key is None else cache.load(key)
-    if mapped is not None:
-        put_values(skeleton, mapped.values)
+    copy = _has_memory_for(num_bytes)
+    kept = None if cache is None or key is None else cache.load(key, copy=copy)
+    if kept is not None:
+        put_values(skeleton, kept.values)
         seconds = time.monotonic() - began
-        return Origin(text=f"mapped in {seconds:.2f} s", mapped_bytes=mapped.num_bytes)
+        how = "mapped" if kept.mapped_bytes else "packed before, read"
+        return Origin(text=f"{how} in {seconds:.2f} s", mapped_bytes=kept.mapped_bytes)
     read_weights(skeleton, advance)
     text = f"read in {time.monotonic() - began:.1f} s"
     if cache is not None and key is not None and cache.save(key, num_bytes, kept_values(skeleton)):
         text += ", kept packed for the next start"
+        kept = cache.load(key, copy=True) if _has_memory_for(num_bytes) else None
+        if kept is not None:  # as every later start has them: in huge pages
+            put_values(skeleton, kept.values)
     return Origin(text=text)
+
+
+def _has_memory_for(num_bytes: int) -> bool:
+    """Whether weights may be this process's own; else they are pages that processes share."""
+    return 4 * num_bytes <= available_bytes()
 
 
 def _cache_for(options: Options, num_bytes: int) -> PackedCache | None:
@@ -101,12 +112,12 @@ class PackedCache:
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
-    def load(self, key: str) -> MappedFile | None:
-        """Map the weights under a key; a damaged file goes."""
+    def load(self, key: str, *, copy: bool) -> PackedFile | None:
+        """Map or copy the weights under a key; a damaged file goes."""
         path = self._path(key)
         try:
             is_known = self._identity(path) == _read_json(self._seal(path))
-            mapped = map_packed(path, verify=not is_known)
+            found = open_packed(path, verify=not is_known, copy=copy)
             if not is_known:
                 self._write(self._seal(path), json.dumps(self._identity(path)).encode())
         except OSError:
@@ -116,7 +127,7 @@ class PackedCache:
             return None
         stat = path.stat()
         _quietly(lambda: os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns)))  # pruned last
-        return mapped
+        return found
 
     def save(self, key: str, num_bytes: int, values: Iterable[tuple[str, Kept]]) -> bool:
         """Keep packed weights, and let the longest unused ones go beyond the budget."""

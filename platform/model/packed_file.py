@@ -1,4 +1,4 @@
-"""A file of packed weights: written once, then mapped, so that a start reads none of it by itself.
+"""A file of packed weights: written once, then read or mapped at each start.
 
     magic · length of the header · SHA-256 of the header, of the data · header (JSON) · data
 
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from plait.platform.model.experts import PackedExperts
 from plait.platform.model.filling import Kept
+from plait.platform.model.huge_pages import huge_memory
 from plait.platform.ops.linear import PackedWeight
 from plait.platform.ops.quantized_weight import PackedQuantized, Scales
 
@@ -94,15 +95,15 @@ class _Writer:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MappedFile:
-    """Values whose tensors are pages of a file."""
+class PackedFile:
+    """Values whose tensors are pages of a file, or one piece of memory."""
 
     values: Mapping[str, Kept]
-    num_bytes: int
+    mapped_bytes: int  # 0: memory of their own
 
 
-def map_packed(path: Path, *, verify: bool) -> MappedFile:
-    """Map a file; `verify` reads it whole and compares its digest.
+def open_packed(path: Path, *, verify: bool, copy: bool = False) -> PackedFile:
+    """Map a file, or `copy` it to huge pages; `verify` reads it whole and compares its digest.
 
     Raises `OSError` where there is none, `DamagedFile` where it cannot be used.
     """
@@ -113,13 +114,29 @@ def map_packed(path: Path, *, verify: bool) -> MappedFile:
             raise DamagedFile(f"{path.name} has another length than it should")
         if verify and _digest_from(file, start) != digest:
             raise DamagedFile(f"{path.name} was changed")
+        data = _read(file, start, header["num_bytes"]) if copy else _mapped(path)[start:]
+    values = {name: _restore(described, data) for name, described in header["values"]}
+    return PackedFile(values=values, mapped_bytes=0 if copy else header["num_bytes"])
+
+
+def _read(file: BinaryIO, start: int, num_bytes: int) -> Tensor:
+    data = huge_memory(num_bytes)
+    file.seek(start)
+    left = memoryview(data.numpy())
+    while left:
+        count = file.readinto(left[:_BYTES_AT_ONCE])  # type: ignore[attr-defined]
+        if not count:
+            raise DamagedFile("the file became shorter")
+        left = left[count:]
+    return data
+
+
+def _mapped(path: Path) -> Tensor:
     # Private: pages are shared with other processes for as long as nobody writes, and nobody does.
     mapped = np.memmap(path, mode="c", dtype=np.uint8)
     if hasattr(mmap, "MADV_WILLNEED"):
         mapped._mmap.madvise(mmap.MADV_WILLNEED)  # type: ignore[attr-defined]
-    data = torch.from_numpy(mapped.view(np.ndarray))[start:]
-    values = {name: _restore(described, data) for name, described in header["values"]}
-    return MappedFile(values=values, num_bytes=header["num_bytes"])
+    return torch.from_numpy(mapped.view(np.ndarray))
 
 
 def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int, bytes]:

@@ -13,7 +13,7 @@ from plait.platform.model import load_model, packed_cache
 from plait.platform.model.build import build_skeleton, prepare
 from plait.platform.model.filling import kept_values, put_values, read_weights
 from plait.platform.model.packed_cache import PackedCache
-from plait.platform.model.packed_file import map_packed, write_packed
+from plait.platform.model.packed_file import open_packed, write_packed
 from plait.platform.model.source import find_checkpoint
 from plait.platform.model.tensor_files import SafetensorsFiles
 
@@ -35,7 +35,7 @@ def logprobs(loaded):
 
 
 def is_warm(loaded):
-    return loaded.info.mapped_bytes > 0
+    return loaded.info.weights_from.startswith("packed before")
 
 
 def weights_of(folder):
@@ -155,9 +155,19 @@ def test_two_at_once_leave_one_whole_file(tmp_path, checkpoint):
     for thread in threads:
         thread.join()
     (path,) = weights_of(tmp_path / "cache")
-    found = map_packed(path, verify=True).values
+    found = open_packed(path, verify=True).values
     assert found.keys() == dict(values).keys()
     assert not list((tmp_path / "cache").glob("*.part"))
+
+
+def test_weights_are_mapped_where_memory_is_short_and_the_same(tmp_path, checkpoint, monkeypatch):
+    load(checkpoint("llama"), tmp_path)
+    copied = load(checkpoint("llama"), tmp_path)
+    monkeypatch.setattr(packed_cache, "available_bytes", lambda: 0)
+    mapped = load(checkpoint("llama"), tmp_path)
+    assert copied.info.mapped_bytes == 0 < mapped.info.mapped_bytes
+    assert mapped.info.weights_from.startswith("mapped")
+    assert torch.equal(logprobs(copied), logprobs(mapped))
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
@@ -168,7 +178,7 @@ def test_towers_come_back_too(family, tmp_path):
     with (tmp_path / "file").open("xb") as file:
         write_packed(file, values.items())
     fresh = _skeleton(options)
-    put_values(fresh, map_packed(tmp_path / "file", verify=True).values)
+    put_values(fresh, open_packed(tmp_path / "file", verify=True).values)
     again = dict(kept_values(fresh))
     assert again.keys() == values.keys()
     for name, value in values.items():
