@@ -122,7 +122,8 @@ def open_packed(path: Path, *, verify: bool, copy: bool = False) -> PackedFile:
 def _read(file: BinaryIO, start: int, num_bytes: int) -> Tensor:
     data = huge_memory(num_bytes)
     file.seek(start)
-    left = memoryview(data.numpy())
+    buffer: Any = data.numpy()
+    left = memoryview(buffer)
     while left:
         count = file.readinto(left[:_BYTES_AT_ONCE])  # type: ignore[attr-defined]
         if not count:
