@@ -24,7 +24,7 @@ from torch import Tensor
 
 from plait.platform.model.experts import PackedExperts
 from plait.platform.model.filling import Kept
-from plait.platform.model.huge_pages import huge_memory
+from plait.platform.ops.huge_pages import huge_memory
 from plait.platform.ops.linear import PackedWeight
 from plait.platform.ops.quantized_weight import PackedQuantized, Scales
 

@@ -10,6 +10,7 @@ to back; the weight they came from can then be freed.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from plait.platform.ops._native import has_kernels
+from plait.platform.ops.huge_pages import huge_memory
 from plait.platform.ops.quantized_linear import (
     fake_quantized_linear,
     quantized_linear,
@@ -83,9 +85,12 @@ def pack_linear(weight: Tensor) -> PackedWeight:
     weight = weight.detach()
     padded = functional.pad(weight, padding) if any(padding) else weight
     tiles = padded.reshape(num_tiles, TILE_OUTPUTS, steps, width).transpose(1, 2)
-    packed = torch.empty(
-        (num_tiles, steps, TILE_OUTPUTS * width), dtype=weight.dtype, device=weight.device
-    )
+    shape = (num_tiles, steps, TILE_OUTPUTS * width)
+    if weight.device.type == "cpu":
+        memory = huge_memory(math.prod(shape) * weight.dtype.itemsize)
+        packed = memory.view(weight.dtype).view(shape)
+    else:
+        packed = torch.empty(shape, dtype=weight.dtype, device=weight.device)
     packed.view(num_tiles, steps, TILE_OUTPUTS, width).copy_(tiles)
     return PackedWeight(packed, out_features, in_features)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from plait.platform.ops.huge_pages import huge_memory
 from plait.platform.ops.two_level_scales import BLOCK_INPUTS, join_scales, split_scales
 
 TILE_OUTPUTS = 16
@@ -212,9 +213,8 @@ def pack_quantized(weight: Quantized, *, activations: Activations) -> PackedQuan
         zero_point=zero_point,
         activations=activations,
     )
-    blob = torch.zeros(
-        packed.num_tiles, packed.tile_bytes, dtype=torch.uint8, device=weight.codes.device
-    )
+    blob = huge_memory(packed.num_tiles * packed.tile_bytes)
+    blob = blob.to(weight.codes.device).view(packed.num_tiles, packed.tile_bytes)
     for tiles in _parts(packed.num_tiles):
         rows = slice(tiles.start * TILE_OUTPUTS, tiles.stop * TILE_OUTPUTS)
         _pack_codes(packed, weight.codes[rows], blob[tiles, packed.header_bytes :])
