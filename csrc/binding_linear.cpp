@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "binding_element.h"
 #include "binding_parallel.h"
 #include "binding_row_ids.h"
 #include "cpu_features.h"
@@ -17,12 +18,6 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-plait::Element element(ScalarType type, const char* name) {
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16,
-                  "plait::linear: ", name, " must be float32 or bfloat16");
-  return type == ScalarType::Float ? plait::Element::kFloat32 : plait::Element::kBfloat16;
-}
-
 // x [T, K] · packed [⌈N / 16⌉, steps, 16 or 32] → [T, N]
 Tensor linear(const Tensor& x, const Tensor& packed, int64_t in_features, int64_t out_features,
               const std::optional<Tensor>& bias, ScalarType out_dtype) {
@@ -33,7 +28,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t in_features, int64_
   STD_TORCH_CHECK(x.stride(1) == 1 || in_features == 1, "plait::linear: rows of x must be dense");
   STD_TORCH_CHECK(x.scalar_type() == packed.scalar_type(),
                   "plait::linear: x and the packed weight must be of one dtype");
-  const plait::Element type = element(x.scalar_type(), "x");
+  const plait::Element type = plait::op_element(x.scalar_type(), "linear", "x");
 
   const int64_t width = type == plait::Element::kFloat32 ? 1 : 2;  // inputs in a step
   const int64_t steps = (in_features + width - 1) / width;
@@ -47,7 +42,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t in_features, int64_
   if (bias.has_value()) {
     STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == out_features && bias->is_contiguous(),
                     "plait::linear: bias must be dense and have ", out_features, " values");
-    args.bias_type = element(bias->scalar_type(), "bias");
+    args.bias_type = plait::op_element(bias->scalar_type(), "linear", "bias");
     args.bias = bias->const_data_ptr();
   }
 
@@ -61,7 +56,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t in_features, int64_
   args.out_features = static_cast<size_t>(out_features);
   args.out = out.mutable_data_ptr();
   args.out_stride = static_cast<size_t>(out_features);
-  args.out_type = element(out_dtype, "out_dtype");
+  args.out_type = plait::op_element(out_dtype, "linear", "out_dtype");
   // Asked anew in every call: a test switches instruction sets by the environment.
   plait::linear(plait::linear_kernels(plait::cpu_isa()), args, plait::op_parallel_for);
   return out;
@@ -70,7 +65,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t in_features, int64_
 // Outputs `ids` int64 [n] of a packed weight [⌈N / 16⌉, steps, 16 or 32] → [n, K]
 Tensor packed_rows(const Tensor& packed, const Tensor& ids, int64_t in_features,
                    int64_t out_features) {
-  const plait::Element type = element(packed.scalar_type(), "packed");
+  const plait::Element type = plait::op_element(packed.scalar_type(), "linear", "packed");
   const int64_t width = type == plait::Element::kFloat32 ? 1 : 2;
   STD_TORCH_CHECK(
       in_features > 0 && out_features >= 0 && packed.dim() == 3 && packed.is_contiguous() &&

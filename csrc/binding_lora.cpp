@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "binding_element.h"
 #include "binding_parallel.h"
 #include "cpu_features.h"
 #include "lora_segments.h"
@@ -22,13 +23,6 @@ plait::LoraKernels kernels() {
   if (isa >= plait::CpuIsa::kAvx2) return plait::lora_kernels_avx2();
 #endif
   return plait::lora_kernels_plain();
-}
-
-plait::Element element(const Tensor& t, const char* name) {
-  const ScalarType type = t.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16, "plait::lora_: ", name,
-                  " must be float32 or bfloat16");
-  return type == ScalarType::Float ? plait::Element::kFloat32 : plait::Element::kBfloat16;
 }
 
 void check_out(const Tensor& out) {
@@ -63,7 +57,7 @@ void run(Tensor& out, const Tensor& input, const Tensor& segments, int64_t leaf,
   }
   args.inputs = static_cast<size_t>(inputs < 0 ? 0 : inputs);
   args.out = out.mutable_data_ptr();
-  args.out_type = element(out, "out");
+  args.out_type = plait::op_element(out, "lora_", "out");
   args.out_stride = static_cast<size_t>(out.stride(0));
   args.segments = found.data();
   args.num_segments = found.size();
@@ -77,7 +71,7 @@ void lora_(Tensor out, const Tensor& x, const Tensor& segments, int64_t leaf) {
   STD_TORCH_CHECK(x.stride(1) == 1 || x.size(1) <= 1, "plait::lora_: rows of x must be dense");
   plait::LoraArgs args{};
   args.x = x.const_data_ptr();
-  args.x_type = element(x, "x");
+  args.x_type = plait::op_element(x, "lora_", "x");
   args.x_stride = static_cast<size_t>(x.stride(0));
   run(out, x, segments, leaf, x.size(1), args);
 }

@@ -7,6 +7,7 @@
 
 #include <optional>
 
+#include "binding_element.h"
 #include "binding_parallel.h"
 #include "binding_row_ids.h"
 #include "cpu_features.h"
@@ -17,12 +18,6 @@ namespace {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-plait::Element element(ScalarType type, const char* name) {
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16,
-                  "plait::quantized_linear: ", name, " must be float32 or bfloat16");
-  return type == ScalarType::Float ? plait::Element::kFloat32 : plait::Element::kBfloat16;
-}
 
 plait::QuantizedWeight check_weight(const Tensor& blob, int64_t in_features, int64_t out_features,
                                     int64_t bits, int64_t group, int64_t scales,
@@ -68,17 +63,17 @@ Tensor quantized_linear(const Tensor& x, const Tensor& blob, int64_t in_features
     STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == out_features && bias->is_contiguous(),
                     "plait::quantized_linear: bias must be dense and have ", out_features,
                     " values");
-    args.bias_type = element(bias->scalar_type(), "bias");
+    args.bias_type = plait::op_element(bias->scalar_type(), "quantized_linear", "bias");
     args.bias = bias->const_data_ptr();
   }
   args.x = x.const_data_ptr();
-  args.x_type = element(x.scalar_type(), "x");
+  args.x_type = plait::op_element(x.scalar_type(), "quantized_linear", "x");
   args.rows = static_cast<size_t>(x.size(0));
   args.x_stride = static_cast<size_t>(x.stride(0));
   Tensor out = torch::stable::new_empty(x, {x.size(0), out_features}, out_dtype);
   args.out = out.mutable_data_ptr();
   args.out_stride = static_cast<size_t>(out_features);
-  args.out_type = element(out_dtype, "out_dtype");
+  args.out_type = plait::op_element(out_dtype, "quantized_linear", "out_dtype");
   plait::quantized_linear(plait::quantized_kernels(plait::cpu_isa()), args, plait::op_parallel_for);
   return out;
 }
@@ -91,9 +86,9 @@ Tensor quantized_rows(const Tensor& blob, const Tensor& ids, int64_t in_features
       check_weight(blob, in_features, out_features, bits, group, scales, zero_point);
   plait::check_row_ids(ids, out_features);
   Tensor out = torch::stable::new_empty(blob, {ids.size(0), in_features}, out_dtype);
-  plait::quantized_rows(weight, static_cast<const int64_t*>(ids.const_data_ptr()),
-                        static_cast<size_t>(ids.size(0)), element(out_dtype, "out_dtype"),
-                        out.mutable_data_ptr());
+  plait::quantized_rows(
+      weight, static_cast<const int64_t*>(ids.const_data_ptr()), static_cast<size_t>(ids.size(0)),
+      plait::op_element(out_dtype, "quantized_linear", "out_dtype"), out.mutable_data_ptr());
   return out;
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "activation.h"
+#include "binding_element.h"
 #include "binding_parallel.h"
 #include "cpu_features.h"
 #include "gated_activation.h"
@@ -37,13 +38,6 @@ Kernel choose([[maybe_unused]] Kernel avx512, [[maybe_unused]] Kernel avx2, Kern
 #define PLAIT_CHOOSE(op) choose(&plait::op##_plain, &plait::op##_plain, &plait::op##_plain)
 #endif
 
-plait::Element element(const Tensor& t, const char* op, const char* name) {
-  const ScalarType type = t.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::BFloat16, "plait::", op, ": ",
-                  name, " must be float32 or bfloat16");
-  return type == ScalarType::Float ? plait::Element::kFloat32 : plait::Element::kBfloat16;
-}
-
 // A thread is worth starting for about so many values (20 µs).
 constexpr int64_t kGrainValues = 40'000;
 
@@ -69,14 +63,14 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double weight
 
   plait::RmsNormArgs args{};
   args.x = x.const_data_ptr();
-  args.type = element(x, "rms_norm", "x");
+  args.type = plait::op_element(x, "rms_norm", "x");
   args.outer = static_cast<size_t>(x.size(0));
   args.inner = static_cast<size_t>(dims == 3 ? x.size(1) : 1);
   args.size = static_cast<size_t>(size);
   args.outer_stride = static_cast<size_t>(x.stride(0));
   args.inner_stride = static_cast<size_t>(dims == 3 ? x.stride(1) : 0);
   args.weight = weight.const_data_ptr();
-  args.weight_type = element(weight, "rms_norm", "the weight");
+  args.weight_type = plait::op_element(weight, "rms_norm", "the weight");
   args.weight_offset = static_cast<float>(weight_offset);
   args.eps = static_cast<float>(eps);
   args.round_first = round_first;
@@ -93,7 +87,7 @@ Tensor layer_norm(const Tensor& x, const std::optional<Tensor>& weight,
                   "plait::layer_norm: x must be [T, D] and dense");
   plait::LayerNormArgs args{};
   args.x = x.const_data_ptr();
-  args.type = element(x, "layer_norm", "x");
+  args.type = plait::op_element(x, "layer_norm", "x");
   args.size = static_cast<size_t>(x.size(1));
   args.row_stride = args.size;
   args.eps = static_cast<float>(eps);
@@ -106,7 +100,7 @@ Tensor layer_norm(const Tensor& x, const std::optional<Tensor>& weight,
     const bool is_weight = vector == &weight;
     (is_weight ? args.weight : args.bias) = values.const_data_ptr();
     (is_weight ? args.weight_type : args.bias_type) =
-        element(values, "layer_norm", is_weight ? "the weight" : "the bias");
+        plait::op_element(values, "layer_norm", is_weight ? "the weight" : "the bias");
   }
   Tensor out = torch::stable::new_empty(x, x.sizes(), x.scalar_type());
   args.out = out.mutable_data_ptr();
@@ -127,7 +121,7 @@ Tensor activation(const Tensor& x, std::string name) {
   STD_TORCH_CHECK(x.is_contiguous(), "plait::activation: x must be dense");
   plait::ActivationArgs args{};
   args.x = x.const_data_ptr();
-  args.type = element(x, "activation", "x");
+  args.type = plait::op_element(x, "activation", "x");
   args.activation = activation_of(name, "activation");
   Tensor out = torch::stable::new_empty(x, x.sizes(), x.scalar_type());
   args.out = out.mutable_data_ptr();
@@ -143,7 +137,7 @@ Tensor gated_activation(const Tensor& x, std::string activation) {
                   "plait::gated_activation: rows of x must be dense");
   plait::GatedActivationArgs args{};
   args.x = x.const_data_ptr();
-  args.type = element(x, "gated_activation", "x");
+  args.type = plait::op_element(x, "gated_activation", "x");
   args.size = static_cast<size_t>(x.size(1) / 2);
   args.row_stride = static_cast<size_t>(x.stride(0));
   args.activation = activation_of(activation, "gated_activation");
