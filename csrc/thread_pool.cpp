@@ -1,5 +1,6 @@
 #include "thread_pool.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,7 +9,6 @@
 #include "checks.h"
 
 #ifdef __linux__
-#include <pthread.h>
 #include <sched.h>
 #endif
 
@@ -36,14 +36,14 @@ void pause() {
 #endif
 }
 
-// Binds the calling thread; false where the system refuses.
-bool bind_to_core([[maybe_unused]] int core) {
+// False where the system refuses.
+bool bind_to_core([[maybe_unused]] pthread_t thread, [[maybe_unused]] int core) {
 #ifdef __linux__
   if (core < 0 || core >= CPU_SETSIZE) return false;
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(static_cast<size_t>(core), &set);
-  return pthread_setaffinity_np(pthread_self(), sizeof(set), &set) == 0;
+  return pthread_setaffinity_np(thread, sizeof(set), &set) == 0;
 #else
   return true;
 #endif
@@ -54,7 +54,7 @@ bool may_use(int core) {
 #ifdef __linux__
   cpu_set_t before;
   if (pthread_getaffinity_np(pthread_self(), sizeof(before), &before) != 0) return true;
-  const bool may = bind_to_core(core);
+  const bool may = bind_to_core(pthread_self(), core);
   pthread_setaffinity_np(pthread_self(), sizeof(before), &before);
   return may;
 #else
@@ -74,7 +74,10 @@ ThreadPool::ThreadPool(size_t num_threads, std::vector<int> cores, std::chrono::
     check(may_use(core), "thread_pool", "core ", core, " is not one that this process may use");
   }
   try {
-    for (size_t i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { work(i); });
+    for (size_t i = 1; i < num_threads; ++i) {
+      workers_.emplace_back([this] { work(); });
+      if (!cores_.empty()) bind_to_core(workers_.back().native_handle(), cores_[i]);
+    }
   } catch (...) {
     stop_ = true;
     ++signal_;
@@ -98,7 +101,7 @@ ThreadPool::~ThreadPool() {
 void ThreadPool::wake() {
   if (!cores_.empty()) {
     thread_local int bound = -1;
-    if (bound != cores_[0]) bind_to_core(cores_[0]);
+    if (bound != cores_[0]) bind_to_core(pthread_self(), cores_[0]);
     bound = cores_[0];
   }
   if (sleepers_.load() > 0) {
@@ -201,8 +204,7 @@ void ThreadPool::finish_one() {
   if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
 }
 
-void ThreadPool::work(size_t worker) {
-  if (!cores_.empty()) bind_to_core(cores_[worker]);
+void ThreadPool::work() {
   Clock::time_point idle_since = Clock::now();
   int pauses = 0;
   while (!stop_.load(std::memory_order_relaxed)) {

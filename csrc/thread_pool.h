@@ -49,7 +49,7 @@ class ThreadPool {
   void run(Chunk chunk, const void* context, size_t count);
   bool claim_and_run();
   void finish_one();
-  void work(size_t worker);
+  void work();
   bool has_work() const;
   void sleep();
 
