@@ -1,0 +1,146 @@
+"""The embedded model with sight: an ordinary LLaVA checkpoint, made once from its parts.
+
+The language model comes from the GGUF file, the tower and its projector from `parts/vision`, which
+says the rest too: the image token, the template of chats, how pictures are prepared. What is made
+stands in a folder named by the parts' content, so a new version of any makes a new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plait.platform.cache_folder import cache_folder
+from plait.platform.demo.embedded import model_path
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PARTS = Path(__file__).parent / "parts"
+VISION = PARTS / "vision"
+
+_FORM = 1  # of what is written; another number makes the checkpoint anew
+_COPIED = ("preprocessor_config.json", "chat_template.jinja")
+_HEAD_BYTES = 1 << 20  # of the GGUF file, which is not read whole at every start
+_CONFIG = "config.json"  # written last: a folder with it is whole
+
+
+def assemble(folder: Path | None = None) -> Path:
+    """The checkpoint's directory, below `folder` (by default the user's cache); made if absent.
+
+    Raises `ConfigError` where the embedded model is not installed.
+    """
+    file = model_path()
+    folder = folder or cache_folder("demo")
+    target = folder / f"{file.stem.split('.')[0]}-vision-{_digest(file)}"
+    if (target / _CONFIG).is_file():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    making = Path(tempfile.mkdtemp(prefix=".making-", dir=folder))
+    try:
+        making.chmod(0o755)
+        _write(file, making)
+        _put(making, target)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return target
+
+
+def _digest(file: Path) -> str:
+    digest = hashlib.sha256(f"{_FORM} {file.stat().st_size}".encode())
+    with file.open("rb") as opened:
+        digest.update(opened.read(_HEAD_BYTES))
+    for part in sorted(VISION.iterdir()):
+        digest.update(f"\0{part.name}\0".encode() + part.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _put(making: Path, target: Path) -> None:
+    """Rename the finished folder; another process may have been faster."""
+    try:
+        making.replace(target)
+    except OSError:
+        if not (target / _CONFIG).is_file():
+            raise
+
+
+def _write(file: Path, folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    for name in _COPIED:
+        shutil.copyfile(VISION / name, folder / name)
+    facts = json.loads((VISION / _CONFIG).read_text())
+    tokenizer = _write_tokenizer(file, folder, facts["image_token"])
+    tensors = dict(_language_model(file))
+    tensors.update(load_file(VISION / "model.safetensors"))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
+    _write_json(folder / "processor_config.json", _processor(facts))
+    _write_json(folder / _CONFIG, _config(file, facts, tokenizer))
+
+
+def _language_model(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """Its parameters in float16, by the names that LLaVA checkpoints have."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from plait.platform.model.gguf import GgufFile, read_gguf_config
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**read_gguf_config(file)))
+    tensors = GgufFile(file, model)
+    for name in tensors.shapes:
+        yield f"language_model.{name}", tensors.read(name).half().contiguous()
+
+
+def _write_tokenizer(file: Path, folder: Path, image_token: str) -> dict[str, int]:
+    """Returns the ids that the model's config names."""
+    from plait.platform.tokenizer_gguf import GGUFVocabulary
+
+    vocabulary = GGUFVocabulary(file)
+    backend = vocabulary.backend()
+    backend.save(str(folder / "tokenizer.json"))
+    named = vocabulary.named_tokens()
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 8192}
+    settings |= {"clean_up_tokenization_spaces": False, "image_token": image_token, **named}
+    _write_json(folder / "tokenizer_config.json", settings)
+    ends = list(vocabulary.eos_token_ids())
+    _write_json(folder / "generation_config.json", {"eos_token_id": ends})
+    return {"image_token_index": backend.token_to_id(image_token)}
+
+
+def _processor(facts: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "processor_class": "LlavaProcessor",
+        "image_token": facts["image_token"],
+        "patch_size": facts["vision_config"]["patch_size"],
+        "vision_feature_select_strategy": facts["vision_feature_select_strategy"],
+        "num_additional_image_tokens": 1,  # the class token, which is not selected
+    }
+
+
+def _config(file: Path, facts: dict[str, Any], tokenizer: dict[str, int]) -> dict[str, Any]:
+    from plait.platform.model.gguf import read_gguf_config
+
+    language = read_gguf_config(file)
+    vision = facts["vision_config"]
+    rest = {key: value for key, value in facts.items() if key != "image_token"}
+    return {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "dtype": "float16",
+        "text_config": {"architectures": ["LlamaForCausalLM"], **language},
+        "tie_word_embeddings": language["tie_word_embeddings"],
+        "image_seq_length": (vision["image_size"] // vision["patch_size"]) ** 2,
+        **tokenizer,
+        **rest,
+    }
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
