@@ -1,9 +1,9 @@
 #!/bin/sh
 # Every endpoint with curl. Run `plait serve` first, then: sh examples/curl.sh
 # Prints the JSON of each answer; the two streams come as lines "data: {…}" and end in [DONE].
-# Another server: PLAIT_SERVER=http://host:port sh examples/curl.sh
+# Another server: sh examples/curl.sh http://host:port
 set -eu
-server="${PLAIT_SERVER:-http://127.0.0.1:8000}"
+server="${1:-http://127.0.0.1:8000}"
 post() {
     curl --fail-with-body --silent --show-error --no-buffer "$server$1" \
         -H 'Content-Type: application/json' -d "$2"

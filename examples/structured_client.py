@@ -10,20 +10,27 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 
-class City(BaseModel):
-    """What the model is to fill in."""
+class Message(BaseModel):
+    """What the model is to fill in; it cannot write anything else."""
 
-    name: str = Field(max_length=30)
-    country: str = Field(max_length=30)
-    size: Literal["small", "large"]
+    name: str | None = Field(max_length=40)
+    order: str | None = Field(max_length=12)
+    product: str = Field(max_length=30)
+    problem: Literal["late", "damaged", "wrong item", "missing part", "billing"]
+    wish: Literal["refund", "replacement", "information"]
 
+
+TEXT = (
+    "Extract the fields of this message as JSON.\n\n"
+    "Hello, the fish tank came scratched all over. My order is A-40213. I would like a refund. "
+    "Best, Noah Bennett"
+)
 
 client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
-model = client.models.list().data[0].id
 answer = client.chat.completions.parse(
-    model=model,
-    messages=[{"role": "user", "content": "Describe the city of Paris."}],
-    response_format=City,
+    model="fields",  # an adapter that knows what to fill in; the base would hold the form as well
+    messages=[{"role": "user", "content": TEXT}],
+    response_format=Message,
     temperature=0,
     max_tokens=200,
 )
@@ -31,7 +38,7 @@ print(answer.choices[0].message.parsed)
 
 # What OpenAI's API has no word for goes into extra_body.
 answer = client.chat.completions.create(
-    model=model,
+    model=client.models.list().data[0].id,
     messages=[{"role": "user", "content": "Is snow hot or cold?"}],
     extra_body={"structured_outputs": {"choice": ["hot", "cold"]}},
     temperature=0,

@@ -20,6 +20,7 @@ from plait.adapters.registry import Wish
 from plait.platform.bundles import with_defaults
 from plait.platform.config import Options
 from plait.platform.core import Request, SamplingParams, Speculation
+from plait.platform.demo.default import default_adapters, with_default
 from plait.platform.errors import (
     AdapterError,
     BadRequest,
@@ -44,6 +45,7 @@ from plait.vision.early import check_family
 
 if TYPE_CHECKING:
     from plait.adapters.info import AdapterInfo
+    from plait.platform.messages import Stats
     from plait.platform.tokenizer import Tokenizer
     from plait.structured.params import StructuredOutputs
     from plait.structured.spec import GrammarSpec
@@ -57,10 +59,11 @@ Messages = Sequence[Mapping[str, Any]]
 class LLM:
     """A model loaded into this process. Not thread-safe.
 
-    `model` is a directory, a GGUF file or a hub id; None is the embedded SmolLM2. Further
-    options are those of `plait serve` (`plait.platform.config.Options`). `adapters` maps names to
-    directories or hub ids of LoRA adapters. Raises `ConfigError` or `ModelUnsupported` with the
-    exact cause, `AdapterError` where an adapter does not fit.
+    `model` is a directory, a GGUF file or a hub id; None is the embedded SmolLM2 with its vision
+    tower, adapters and draft model. Further options are those of `plait serve`
+    (`plait.platform.config.Options`). `adapters` maps names to directories or hub ids of LoRA
+    adapters; an empty one leaves out those of the embedded model. Raises `ConfigError` or
+    `ModelUnsupported` with the exact cause, `AdapterError` where an adapter does not fit.
 
         llm = LLM()
         for output in llm.generate(["The capital of France is"], SamplingParams(temperature=0)):
@@ -75,6 +78,10 @@ class LLM:
         **options: Any,
     ) -> None:
         settings = _options(model, options)
+        if settings.model is None:
+            if adapters is None:
+                adapters = default_adapters(settings)
+            settings = with_default(settings)
         check_family(settings)
         started = start_engine(settings)
         self.config = started.engine.config
@@ -252,6 +259,11 @@ class LLM:
         seen = self._sight.see(messages)
         chat = chat_prompt(tokenizer, self._sight.shown(tokenizer, seen), template, None)
         return self._sight.encode(tokenizer, chat.text, seen)[0]
+
+    @property
+    def stats(self) -> Stats:
+        """Gauges and counters of the engine since its start."""
+        return self._engine.stats
 
     def close(self) -> None:
         """Abort what runs, remove copies of adapters; memory goes with the object."""

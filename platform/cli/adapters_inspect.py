@@ -86,10 +86,12 @@ def _sites(model: str | None) -> SitesOf:
     import torch
 
     from plait.platform.config import Options
+    from plait.platform.demo.default import with_default
     from plait.platform.model.build import build_skeleton
     from plait.platform.model.source import find_checkpoint
 
-    checkpoint = find_checkpoint(Options(model=None if model == "embedded" else model))
+    options = with_default(Options(model=None if model == "embedded" else model))
+    checkpoint = find_checkpoint(options)
     skeleton = build_skeleton(checkpoint, torch.bfloat16)
     return skeleton.places.sites(vocab_size=skeleton.vocab_size, model_name=checkpoint.name)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,30 +107,3 @@ def show(
         last = name
     title = f"Plait {importlib.metadata.version('plait')}, ready in {seconds:.1f} s"
     console.print(Panel(table, title=title, title_align="left", expand=False), highlight=False)
-
-
-def examples(url: str, model: str, with_key: bool) -> str:
-    """Three commands to try, to be copied as they are."""
-    key = "-H 'Authorization: Bearer KEY' " if with_key else ""
-    kind = f"{key}-H 'Content-Type: application/json'"
-    text = json.dumps(
-        {
-            "model": model,
-            "prompt": "The capital of France is",
-            "max_tokens": 8,
-            "temperature": 0,
-        }
-    )
-    talk = json.dumps(
-        {
-            "model": model,
-            "messages": [{"role": "user", "content": "Name three rivers."}],
-            "temperature": 0.2,  # small models ramble at the API's 1
-            "stream": True,
-        }
-    )
-    return (
-        f"curl {key}{url}/v1/models\n"
-        f"curl {url}/v1/completions {kind} -d '{text}'\n"
-        f"curl -N {url}/v1/chat/completions {kind} -d '{talk}'"
-    )

@@ -105,12 +105,14 @@ def images(*, flags: Resolved) -> None:
     """Milliseconds that preparing and encoding an image of MODEL take, in one thread."""
     from plait.platform.bench import images as bench
     from plait.platform.bench import machine
+    from plait.platform.demo.default import with_default
 
     measuring = flags.build(Measuring)
     if cores := measuring.cores or machine.first_core():
         machine.pin_to_cores(cores)
     sizes = [bench.parse_size(text) for text in flags.build(Picturing).image_sizes or bench.SIZES]
-    results = list(bench.measure(engine_options(flags), sizes, measuring.repeats))
+    options = with_default(engine_options(flags))
+    results = list(bench.measure(options, sizes, measuring.repeats))
     report = {"bench": "images", "machine": machine.facts(), "results": results}
     _finish(measuring, report, bench.table(results))
 

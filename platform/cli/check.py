@@ -34,9 +34,10 @@ def check(
     from plait.platform.light_imports import import_transformers
 
     import_transformers()
+    from plait.platform.demo.default import with_default
     from plait.platform.model import check_model
 
-    options = engine_options(flags)
+    options = with_default(engine_options(flags), has_draft=False)
     report = _with_images(options, check_model(options))
     fit, why_not = _fit(options, report) if report.servable else (None, report.reason)
     if as_json:

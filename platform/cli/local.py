@@ -7,12 +7,14 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import cast
 
 from plait.platform.api import LLM, CompletionDelta
 from plait.platform.cli.answering import Message, Piece
 from plait.platform.config import Options
 from plait.platform.core import SamplingParams
+from plait.platform.demo.default import default_adapters
 
 _ADAPTER = "adapter"  # the name of the only one
 
@@ -21,7 +23,7 @@ class LocalAnswerer:
     """Loads the model; streams one answer at a time."""
 
     def __init__(self, options: Options, adapter: str | None = None) -> None:
-        adapters = {} if adapter is None else {_ADAPTER: adapter}
+        adapters = {} if adapter is None else {_ADAPTER: _source(options, adapter)}
         # Conversations in a terminal are text: images of the model need not be served.
         text = dataclasses.replace(options, encoder_cache_bytes=0)
         self._llm = LLM(**dataclasses.asdict(text), adapters=adapters)
@@ -61,6 +63,13 @@ class LocalAnswerer:
                     finish_reason=delta.finish_reason,
                 )
                 raise_interrupt()
+
+
+def _source(options: Options, adapter: str) -> str | Path:
+    """What lies here under that name goes before what the default model brings."""
+    if options.model is not None or Path(adapter).exists():
+        return adapter
+    return default_adapters(options).get(adapter, adapter)
 
 
 @contextmanager

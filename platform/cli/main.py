@@ -10,6 +10,7 @@ from plait.platform.cli import (
     chat,
     check,
     complete,
+    demo,
     doctor,
     schema,
     serve,
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command(cls=OneAdapterEach, epilog=EPILOG)(with_flags(table.SERVE, table.KNOWN)(serve.serve))
 app.command(epilog=EPILOG)(with_flags(table.CHAT, table.KNOWN)(chat.chat))
 app.command(epilog=EPILOG)(with_flags(table.COMPLETE, table.KNOWN)(complete.complete))
+app.command(epilog=EPILOG)(with_flags(table.TOUR, table.KNOWN)(demo.demo))
 app.command(epilog=EPILOG)(with_flags(table.CHECK, table.KNOWN)(check.check))
 app.add_typer(bench.app, name="bench")
 app.add_typer(schema.app, name="schema")

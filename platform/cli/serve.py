@@ -9,12 +9,14 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.platform.cli.settings import engine_options, server_settings
 from plait.platform.cli.sources import Resolved
 from plait.platform.errors import ConfigError
+from plait.platform.server.settings import NamedSource
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,9 +37,12 @@ def serve(*, flags: Resolved) -> None:
     from rich.console import Console
 
     console = Console(stderr=True)
+    is_default = options.model is None
     try:
+        if is_default:
+            options, settings = _with_default(options, settings, flags)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(options, settings, listener, console))
+            runner.run(_serve(options, settings, listener, console, is_default=is_default))
     finally:
         if listener is not None:
             listener.close()
@@ -66,14 +71,34 @@ def listen_on(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _with_default(
+    options: Options, settings: ServerSettings, flags: Resolved
+) -> tuple[Options, ServerSettings]:
+    """The default model with its draft model and adapters, as far as the flags name none."""
+    from plait.platform.demo.default import default_adapters, with_default
+
+    options = with_default(options, has_draft=not flags.given("speculative_config"))
+    if settings.adapters or settings.max_adapters == 0:
+        return options, settings
+    found = default_adapters(options).items()
+    adapters = tuple(NamedSource(name=name, source=str(path)) for name, path in found)
+    return options, replace(settings, adapters=adapters)
+
+
 async def _serve(
-    options: Options, settings: ServerSettings, listener: socket.socket | None, console: Console
+    options: Options,
+    settings: ServerSettings,
+    listener: socket.socket | None,
+    console: Console,
+    *,
+    is_default: bool,
 ) -> None:
     began = time.monotonic()
     client, tokenizer = await _start(options, console)
     adapters: AdapterService | None = None
     try:
-        from plait.platform.cli.banner import examples, show
+        from plait.platform.cli.banner import show
+        from plait.platform.cli.tries import tries
         from plait.platform.intake import Intake
         from plait.platform.server.app import create_app
         from plait.platform.server.app import serve as run_server
@@ -100,8 +125,10 @@ async def _serve(
         url = _url(settings, listener)
         names = [named.name for named in adapters.registry.entries()]
         show(console, client, url=url, seconds=time.monotonic() - began, adapters=names)
-        if options.model is None and not settings.uds:
-            console.out("Try it:\n" + examples(url, config.model.name, bool(settings.api_keys)))
+        if is_default:
+            has_key = bool(settings.api_keys or settings.grants)
+            commands = tries(url, config.model, names, has_key=has_key, socket=settings.uds)
+            console.out(commands, highlight=False)
         await run_server(app, settings, sockets=[listener] if listener else None)
     finally:
         if adapters is not None:
@@ -130,7 +157,7 @@ async def _start(options: Options, console: Console) -> tuple[ProcessClient, Tok
             await server
             if tokenizer is not None:
                 return client, await tokenizer
-            assert options.model is not None, "the embedded model lies on this machine"
+            assert options.model is not None, "the default model lies on this machine"
             return client, await asyncio.to_thread(_load_tokenizer, options, options.model)
     except BaseException:
         for task in tasks:

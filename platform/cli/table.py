@@ -573,6 +573,7 @@ BANDWIDTH = (
     *CORES,
     *(flag for flag in MEASURING if flag.field != "prompt_file"),
 )
+TOUR = tuple(flag for flag in MODEL if flag.field not in ("model", "revision"))
 STARTUP = (*MODEL, *(flag for flag in MEASURING if flag.field in ("json", "repeats")))
 BENCH_SERVE = (*LOAD, *MEASURING)
 # What an environment variable or a line of a file may set, whichever command reads it.

@@ -11,12 +11,14 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.platform.cache_folder import cache_folder
 from plait.platform.demo.embedded import model_path
+from plait.platform.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,28 +29,52 @@ VISION = PARTS / "vision"
 _FORM = 1  # of what is written; another number makes the checkpoint anew
 _COPIED = ("preprocessor_config.json", "chat_template.jinja")
 _HEAD_BYTES = 1 << 20  # of the GGUF file, which is not read whole at every start
+_MAKING = ".making-"
+_STALE_S = 24 * 3600
 _CONFIG = "config.json"  # written last: a folder with it is whole
 
 
-def assemble(folder: Path | None = None) -> Path:
+def assemble(
+    folder: Path | None = None, *, tell: Callable[[str], None] = lambda _text: None
+) -> Path:
     """The checkpoint's directory, below `folder` (by default the user's cache); made if absent.
 
-    Raises `ConfigError` where the embedded model is not installed.
+    `tell` hears that it is to be made, which takes seconds. Raises `ConfigError` where the embedded
+    model is not installed, or where the folder cannot be written.
     """
     file = model_path()
     folder = folder or cache_folder("demo")
     target = folder / f"{file.stem.split('.')[0]}-vision-{_digest(file)}"
     if (target / _CONFIG).is_file():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
-    making = Path(tempfile.mkdtemp(prefix=".making-", dir=folder))
+    tell(f"putting the embedded model and its vision tower together, once, in {folder}")
+    try:
+        _make(file, target)
+    except OSError as error:
+        raise ConfigError(
+            f"the embedded model cannot be put together in {folder}: {_reason(error)}. Set "
+            "XDG_CACHE_HOME to a folder with 300 MB to write to, or name a model",
+            param="model",
+        ) from error
+    return target
+
+
+def _make(file: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(f"{_MAKING}*"):  # by a process that was killed
+        if time.time() - left.stat().st_mtime > _STALE_S:
+            shutil.rmtree(left, ignore_errors=True)
+    making = Path(tempfile.mkdtemp(prefix=_MAKING, dir=target.parent))
     try:
         making.chmod(0o755)
         _write(file, making)
         _put(making, target)
     finally:
         shutil.rmtree(making, ignore_errors=True)
-    return target
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _digest(file: Path) -> str:
@@ -70,6 +96,7 @@ def _put(making: Path, target: Path) -> None:
 
 
 def _write(file: Path, folder: Path) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file, save_file
 
     for name in _COPIED:
@@ -78,7 +105,10 @@ def _write(file: Path, folder: Path) -> None:
     tokenizer = _write_tokenizer(file, folder, facts["image_token"])
     tensors = dict(_language_model(file))
     tensors.update(load_file(VISION / "model.safetensors"))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:  # as it calls a full disk
+        raise OSError(str(error)) from error
     (folder / "model.safetensors").chmod(0o644)
     _write_json(folder / "processor_config.json", _processor(facts))
     _write_json(folder / _CONFIG, _config(file, facts, tokenizer))
@@ -91,8 +121,9 @@ def _language_model(file: Path) -> Iterator[tuple[str, Tensor]]:
 
     from plait.platform.model.gguf import GgufFile, read_gguf_config
 
+    make: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**read_gguf_config(file)))
+        model = make(AutoConfig.for_model(**read_gguf_config(file)))
     tensors = GgufFile(file, model)
     for name in tensors.shapes:
         yield f"language_model.{name}", tensors.read(name).half().contiguous()
@@ -111,7 +142,9 @@ def _write_tokenizer(file: Path, folder: Path, image_token: str) -> dict[str, in
     _write_json(folder / "tokenizer_config.json", settings)
     ends = list(vocabulary.eos_token_ids())
     _write_json(folder / "generation_config.json", {"eos_token_id": ends})
-    return {"image_token_index": backend.token_to_id(image_token)}
+    token_id = backend.token_to_id(image_token)
+    assert token_id is not None, f"{image_token} is a token of the embedded model"
+    return {"image_token_index": token_id}
 
 
 def _processor(facts: dict[str, Any]) -> dict[str, Any]:

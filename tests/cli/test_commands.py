@@ -305,17 +305,6 @@ def test_what_vllms_speculative_config_says_beyond_them_is_refused(text, message
         speculative_options(text, "--speculative-config")
 
 
-def test_the_examples_of_the_banner_hold_valid_json():
-    from plait.platform.cli.banner import examples
-
-    lines = examples("http://h:1", 'na"me', with_key=True).splitlines()
-    assert len(lines) == 3
-    assert all("Bearer KEY" in line for line in lines)
-    for line in lines[1:]:
-        body = line.split(" -d '")[1].rstrip("'")
-        assert json.loads(body)["model"] == 'na"me'
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

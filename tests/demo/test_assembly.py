@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from transformers.models.clip import CLIPImageProcessorPil
 
 from plait import LLM, SamplingParams
 from plait.platform.demo import assemble as assembly
+from plait.platform.errors import ConfigError
 
 NUM_TOKENS = 8
 
@@ -92,6 +95,33 @@ def test_what_failed_to_be_made_leaves_nothing_behind(
         raise OSError("disk full")
 
     monkeypatch.setattr(assembly, "_write", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(ConfigError, match=r"in /.*: disk full. Set XDG_CACHE_HOME to a folder"):
         assembly.assemble(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"in /.*file/demo: Not a directory"):
+        assembly.assemble(tmp_path / "file" / "demo")
+
+
+def test_of_two_that_make_it_at_once_both_get_one_whole_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    both = threading.Barrier(2)
+
+    def write(_: Path, folder: Path) -> None:
+        both.wait(timeout=30)
+        (folder / "config.json").write_text(folder.name)
+
+    monkeypatch.setattr(assembly, "_write", write)
+    told: list[str] = []
+    with ThreadPoolExecutor(2) as pool:
+        first, second = (pool.submit(assembly.assemble, tmp_path, tell=told.append) for _ in "ab")
+        assert first.result() == second.result()
+    assert [path.name for path in tmp_path.iterdir()] == [first.result().name]
+    assert len(told) == 2
+    assert "once" in told[0]
+    assert assembly.assemble(tmp_path, tell=told.append) == first.result()
+    assert len(told) == 2

@@ -192,7 +192,10 @@ async def test_sampling_fields_reach_the_engine(http, engine):
 
 # A special token's text in a reply is that token, which is not shown.
 @settings(max_examples=30, deadline=None)
-@given(reply=st.text(max_size=20).filter(lambda text: "<|" not in text), prompt=st.text(min_size=1, max_size=10))
+@given(
+    reply=st.text(max_size=20).filter(lambda text: "<|" not in text),
+    prompt=st.text(min_size=1, max_size=10),
+)
 def test_offsets_rise_and_stay_inside_the_text(reply, prompt):
     import anyio
 
