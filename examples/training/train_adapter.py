@@ -1,6 +1,6 @@
 """Train one LoRA adapter of the embedded model, with PEFT, on examples that a task makes.
 
-Run: python examples/training/train_adapter.py fields|sql|tone [--steps 220]
+Run: python examples/training/train_adapter.py fields|sql|tone|sight [--steps 220]
 Takes about 20 minutes on two cores. Writes platform/demo/parts/TASK: PEFT's own format, and a card
 with what `evaluate.py` then measures. The same seed gives the same adapter on the same machine.
 """
@@ -31,7 +31,7 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 def main() -> None:
     """Train, save, say how far it came."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("task", choices=("fields", "sql", "tone"))
+    parser.add_argument("task", choices=("fields", "sql", "tone", "sight"))
     parser.add_argument("--steps", type=int, default=220)
     options = parser.parse_args()
     torch.manual_seed(SEED)
