@@ -142,9 +142,9 @@ def _table(*columns: Counts) -> str:
 def _write_cards(
     count: int, with_adapter: Counts, without: Counts, plain: Counts, in_schema: Counts
 ) -> None:
-    measured = f"""Measured by `examples/training/evaluate_vision.py`, greedy, as served, on {count} fresh
-pictures; questions are in wordings that training never had, two to a picture, and an answer counts
-that is just right.
+    measured = f"""Measured by `examples/training/evaluate_vision.py`, greedy, as served, on {count}
+fresh pictures; questions are in wordings that training never had, two to a picture, and an answer
+counts that is just right.
 
 | asked for | with `sight` | without |
 |---|---|---|

@@ -19,11 +19,6 @@ from plait.platform.errors import ConfigError
 NUM_TOKENS = 8
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return assembly.assemble(tmp_path_factory.mktemp("assembled"))
-
-
 def pictures() -> list[Image.Image]:
     """One of the demo's own size, and a wide one."""
     made = []

@@ -30,7 +30,12 @@ _JSON = (
     DESCRIBE, "Answer in JSON: what is in the picture?", "Give the picture's facts as JSON.",
     "What does the picture show? Answer in JSON.", "Return a JSON description of the picture.",
     "Picture to JSON, please.", "Write down what you see as a JSON object.",
-    "Extract kind, colour, what and count as JSON.",
+    "Picture facts in JSON form.",
+)  # fmt: skip
+# With keys of the asker's own, so that values follow what a schema calls for.
+_KEYS = (
+    "Give {keys} as JSON.", "Answer in JSON with {keys}.", "A JSON object of {keys}, please.",
+    "What is in the picture? Reply in JSON with {keys}.",
 )  # fmt: skip
 _SHOWN = (
     "What does the picture show?", "What is in the picture?", "What do you see?",
@@ -79,9 +84,9 @@ def _make(pick: Picker) -> Example:
 
 
 def askers(scene: Scene) -> tuple[_Asker, ...]:
-    """What can be asked of a scene; JSON a little more often than each of the others."""
+    """What can be asked of a scene."""
     own = {"shapes": (_ask_count, _ask_shape), "digit": (_ask_digit,), "word": (_ask_word,)}
-    return (*own[scene.kind], _ask_colour, _ask_shown, _ask_json, _ask_json)
+    return (*own[scene.kind], _ask_colour, _ask_shown, _ask_json, _ask_keys)
 
 
 def is_right(example: Example, answer: str) -> bool:
@@ -106,6 +111,19 @@ def facts(scene: Scene) -> dict[str, Any]:
 
 def _ask_json(pick: Picker, scene: Scene) -> Example:
     return Example(pick.one(_JSON), json.dumps(facts(scene)))
+
+
+def _ask_keys(pick: Picker, scene: Scene) -> Example:
+    values: dict[str, Any] = {"colour": scene.colour, "color": scene.colour, "kind": scene.kind}
+    if scene.kind == "shapes":
+        values |= {"shape": scene.shape, "count": scene.count, "number": scene.count}
+    else:
+        values |= {scene.kind: scene.text, "text": scene.text}
+    keys = pick.rng.sample(sorted(values), pick.rng.randint(2, 3))
+    listed = f"{', '.join(keys[:-1])} and {keys[-1]}"
+    return Example(
+        pick.one(_KEYS).format(keys=listed), json.dumps({key: values[key] for key in keys})
+    )
 
 
 def _ask_shown(pick: Picker, scene: Scene) -> Example:
