@@ -9,7 +9,7 @@ from plait.platform.budget import DraftSizes
 from plait.platform.draft_loading import full_group, scratch_blocks
 from plait.platform.errors import ConfigError, ModelUnsupported
 from plait.platform.kv.pages import DTYPES
-from plait.platform.model.source import locate
+from plait.platform.model.locating import locate
 from plait.platform.sampling import Sampler
 from plait.speculative.eagle import EagleSource, HeadBounds
 from plait.speculative.eagle_config import is_head
@@ -60,7 +60,7 @@ class LoadedHead:
 def find_head(options: Options) -> Path | None:
     """Where `options.draft_model` lies, if it is a head and no model by itself."""
     try:
-        path = locate(replace(options, model=options.draft_model, revision=None))
+        path = locate(replace(options, model=options.draft_model, revision=None)).path
     except (ConfigError, ModelUnsupported) as error:
         raise type(error)(f"--draft: {error.message}", param="draft_model") from error
     return path if is_head(path) else None

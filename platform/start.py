@@ -79,9 +79,6 @@ def start_engine(
         with _brief_spins():
             import torch
 
-        from plait.platform.light_imports import import_transformers
-
-        import_transformers()
         from plait.platform.model import load_model
 
         torch.set_num_threads(num_threads(options))

@@ -51,14 +51,14 @@ def check(
 def _with_images(options: Options, report: SupportReport) -> SupportReport:
     """The report, which is of the model alone, with what becomes of its images."""
     from plait.platform.errors import PlaitError
-    from plait.platform.model.source import locate
+    from plait.platform.model.locating import locate
     from plait.vision.early import check_family, check_processor
 
     if report.vision is None or not report.servable or options.encoder_cache_bytes == 0:
         return report
     try:
         check_family(options)
-        check_processor(options, locate(options), report.vision)
+        check_processor(options, locate(options).path, report.vision)
     except PlaitError as error:
         return dataclasses.replace(report, servable=False, reason=error.message)
     return report

@@ -16,7 +16,7 @@ from plait.platform.batch import AdapterSegment, StepBatch
 from plait.platform.errors import InternalError
 from plait.platform.model.adapter_step import EmbeddingStep, ExpertsStep, HeadStep, LayerStep
 from plait.platform.model.placement import PlacedAdapter, Placer
-from plait.platform.model.sites import Places
+from plait.platform.model.places import Places
 from plait.platform.model.tables import base_rows, num_rows
 from plait.platform.model.tower import TowerStep
 from plait.platform.ops.lora import LoraSegments, PlacedLora

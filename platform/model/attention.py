@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from plait.platform.batch import StepBatch
 from plait.platform.errors import InternalError
@@ -49,6 +48,8 @@ def attention_forward(
 
 def register() -> None:
     """Make `NAME` known to transformers; no mask function, so that no masks are built."""
+    from transformers import AttentionInterface
+
     AttentionInterface.register(NAME, attention_forward)
 
 

@@ -21,13 +21,15 @@ from plait.platform.model import attention, experts, tower
 from plait.platform.model.elementwise import replace_activations
 from plait.platform.model.experts import check_experts, is_experts
 from plait.platform.model.gguf import GgufFile
-from plait.platform.model.leaves import Linear
-from plait.platform.model.merge import Leaves, replace_leaves, separate
+from plait.platform.model.leaves import Leaves, Linear
+from plait.platform.model.merge import replace_leaves, separate
+from plait.platform.model.parts import Parts
+from plait.platform.model.places import Places
 from plait.platform.model.probe import LayerAttention, probe_attention
 from plait.platform.model.quantized_files import open_quantized
 from plait.platform.model.recipe import Recipe, make_recipe
 from plait.platform.model.rope import divide_frequencies, fix_frequencies
-from plait.platform.model.sites import Places, find_places
+from plait.platform.model.sites import find_places
 from plait.platform.model.source import Checkpoint
 from plait.platform.model.tensor_files import SafetensorsFiles, Shape, TensorSource
 from plait.platform.model.tower import replace_patch_embeddings
@@ -59,6 +61,23 @@ class Skeleton:
         if self.vision is not None:
             return self.vision.language
         return getattr(self.model, _backbone_name(self.model))
+
+    @property
+    def parts(self) -> Parts:
+        """What an executor runs."""
+        vision = self.vision
+        return Parts(
+            leaves=self.leaves,
+            backbone=self.backbone,
+            head=self.head,
+            output=self.model.get_output_embeddings(),
+            dtype=self.model.config.dtype,
+            hidden_size=self.model.config.get_text_config().hidden_size,
+            layers=self.layers,
+            places=self.places,
+            family=None if vision is None else vision.family,
+            open_vision=None if vision is None else lambda _: vision,
+        )
 
     @property
     def shapes(self) -> dict[str, Shape]:

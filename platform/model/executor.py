@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,57 +19,66 @@ from plait.platform.errors import InternalError
 from plait.platform.kv.pages import create_pages
 from plait.platform.model.adapters import ModelAdapters
 from plait.platform.model.attention import GroupStep, PagedSite, StepContext
-from plait.platform.model.build import Skeleton
 from plait.platform.model.embeds import grid_positions, put_embeds, without_image_tokens
 from plait.platform.model.native.step import StepInputs
+from plait.platform.model.parts import Parts
 from plait.platform.model.taps import Taps
 from plait.platform.model.vision import ImageEncoder
+
+if TYPE_CHECKING:
+    from plait.platform.model.probe import LayerAttention
 
 
 class TorchExecutor:
     """Computes steps on the CPU. Implements `executor.Executor`."""
 
     def __init__(
-        self, skeleton: Skeleton, model: ModelInfo, kv_groups: tuple[KVGroup, ...], kv_dtype: str
+        self, parts: Parts, model: ModelInfo, kv_groups: tuple[KVGroup, ...], kv_dtype: str
     ) -> None:
         self.model = model
         self.kv_groups = kv_groups
         self.kv_dtype = kv_dtype
-        self.leaves = skeleton.leaves
-        self._backbone: Any = skeleton.backbone
-        self._head: Any = skeleton.head
-        self.hidden_size: int = skeleton.model.config.get_text_config().hidden_size
-        self._taps = Taps(skeleton.backbone, skeleton.layers, self.hidden_size)
-        dtype = skeleton.model.config.dtype
-        self._adapters = ModelAdapters(skeleton.places, dtype, model.vocab_size)
-        self.sites = skeleton.places.sites(vocab_size=model.vocab_size, model_name=model.name)
+        self.leaves = parts.leaves
+        self._backbone = parts.backbone
+        self._head = parts.head
+        self.hidden_size = parts.hidden_size
+        self._taps = Taps(parts.backbone, parts.layers, self.hidden_size)
+        self._adapters = ModelAdapters(parts.places, parts.dtype, model.vocab_size)
+        self.sites = parts.places.sites(vocab_size=model.vocab_size, model_name=model.name)
         nothing = torch.empty(0, dtype=torch.int32)
         self._step = StepContext([], nothing, nothing)
-        self._output: Any = skeleton.model.get_output_embeddings()
-        self._family = None if skeleton.vision is None else skeleton.vision.family
-        self._encoder = self._image_encoder(skeleton)
-        self._attach(skeleton)
+        self._output = parts.output
+        self._family = parts.family
+        self._dtype = parts.dtype
+        self._open_vision = parts.open_vision
+        self._encoder: ImageEncoder | None = None
+        self._opening = threading.Lock()
+        self._attach(parts.layers)
 
-    def _image_encoder(self, skeleton: Skeleton) -> ImageEncoder | None:
-        if skeleton.vision is None or self.model.vision is None:
-            return None
-        return ImageEncoder(
-            skeleton.vision,
-            self.model.vision,
-            skeleton.model.config.dtype,
-            self._adapters.tower,
-            self._adapters.tower_changes,
-            self.leaves.release,
-        )
+    def open_vision(self) -> ImageEncoder:
+        """Have tower and projector ready, which not every start loads; also on another thread."""
+        with self._opening:
+            if self._encoder is None:
+                if self._open_vision is None or self.model.vision is None:
+                    raise InternalError(f"{self.model.architecture} takes no images")
+                self._encoder = ImageEncoder(
+                    self._open_vision(self._adapters.tower),
+                    self.model.vision,
+                    self._dtype,
+                    self._adapters.tower,
+                    self._adapters.tower_changes,
+                    self.leaves.release,
+                )
+            return self._encoder
 
-    def _attach(self, skeleton: Skeleton) -> None:
+    def _attach(self, layers: Sequence[LayerAttention]) -> None:
         """Hang a paged site on every attention module."""
         places = {
             layer: (group, index)
             for group, kv_group in enumerate(self.kv_groups)
             for index, layer in enumerate(kv_group.layers)
         }
-        for layer in skeleton.layers:
+        for layer in layers:
             group, index = places[layer.layer]
             site = PagedSite(self._step, group, index, self.kv_groups[group].window)
             layer.module.__dict__["attention_site"] = site
@@ -88,9 +98,7 @@ class TorchExecutor:
         self, items: Sequence[ImageItem], adapters: Sequence[Sequence[AdapterUse]] = ()
     ) -> list[Tensor]:
         """Embeddings `[num_embeds, levels * D]` of each image."""
-        if self._encoder is None:
-            raise InternalError(f"{self.model.architecture} takes no images")
-        return self._encoder.encode(items, adapters)
+        return self.open_vision().encode(items, adapters)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, embeds: Tensor | None = None) -> Tensor:

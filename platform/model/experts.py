@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
 from plait.platform.errors import ModelUnsupported
 from plait.platform.model.adapter_step import ExpertsStep
@@ -27,6 +26,8 @@ NAME = "plait"
 
 def register() -> None:
     """Make `NAME` known to transformers' experts interface."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
 
 
@@ -103,6 +104,8 @@ def _activation(module: Any) -> Callable[[Tensor], Tensor]:
     """What stands between an expert's projections; found once per module."""
     found: Callable[[Tensor], Tensor] | None = module.__dict__.get("plait_activation")
     if found is None:
+        from transformers.integrations.moe import _default_apply_gate
+
         found = module._apply_gate if module.has_gate else module.act_fn
         if module.has_gate and type(module)._apply_gate is _default_apply_gate:
             name = activation_name(module.act_fn)

@@ -23,6 +23,7 @@ from plait.platform.model.leaves import (
     RowWiseWeight,
     pack,
 )
+from plait.platform.model.packed_file import Kept
 from plait.platform.model.tower import PatchEmbedding
 from plait.platform.model.weight_format import WeightFormat, join
 from plait.platform.model.weights import Sink, run_plan
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from plait.platform.model.build import Skeleton
 
 _VALUES_AT_ONCE = 1 << 24  # that are quantised
-Kept = Tensor | PackedWeight | PackedQuantized | PackedExperts
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ packs what the loader brings, numbers or codes; nothing keeps the unpacked tenso
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -325,3 +326,28 @@ class RowWiseWeight(Tensor):
 
 
 _CASTS = (Tensor.float, Tensor.type, Tensor.to)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where the linear of a transformers name went: rows `start:end` of `leaf`'s weight."""
+
+    leaf: Linear
+    start: int
+    end: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Leaves:
+    """All replaced leaves of one model, by their transformers names."""
+
+    sites: dict[str, Site] = field(default_factory=dict)
+    merged: list[MergedLinear] = field(default_factory=list)
+    transposed: set[str] = field(default_factory=set)  # stored [in, out], as GPT-2 does
+    num_norms: int = 0
+    num_mlps: int = 0
+
+    def release(self) -> None:
+        """Drop what merged leaves still hold of a step."""
+        for owner in self.merged:
+            owner.release()

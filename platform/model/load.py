@@ -1,81 +1,55 @@
-"""Loading a model, or only checking whether it could be: the two entries of this package."""
+"""Loading a model in its family's own class, or only checking whether it could be."""
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
-from plait.platform.config import KVGroup, ModelInfo, Options, VisionInfo
+from plait.platform.config import KVGroup, ModelInfo, Options
 from plait.platform.cores import num_threads, pinned_cores
 from plait.platform.errors import ConfigError, PlaitError
+from plait.platform.kv.pages import DTYPES
 from plait.platform.light_imports import without_compiler
 from plait.platform.model.build import Skeleton, build_skeleton, kv_groups, prepare
 from plait.platform.model.executor import TorchExecutor
+from plait.platform.model.filling import put_values
 from plait.platform.model.gguf_header import read_header
+from plait.platform.model.kept_weights import fill
+from plait.platform.model.loaded import LoadedModel, SupportReport
+from plait.platform.model.locating import Located
 from plait.platform.model.native.describe import describe
-from plait.platform.model.native.executor import NativeExecutor, make_native
+from plait.platform.model.native.executor import NativeExecutor
 from plait.platform.model.native.lowering import lower
+from plait.platform.model.native.making import make_native
 from plait.platform.model.native.runner import Runner
 from plait.platform.model.native.trace import NotLowered
-from plait.platform.model.packed_cache import fill
-from plait.platform.model.recipe import check_wishes
+from plait.platform.model.packed_file import Kept
 from plait.platform.model.rope import RopeFacts, rope_facts
 from plait.platform.model.source import Checkpoint, find_checkpoint
 from plait.platform.model.tensor_files import SafetensorsFiles
 from plait.platform.model.vision import vision_info
+from plait.platform.model.warm_start import keep_start
+from plait.platform.model.wishes import check_options
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedModel:
-    """A model ready to compute, but for its KV pages."""
-
-    executor: TorchExecutor | NativeExecutor
-    tokenizer_source: Path  # what `Tokenizer.load` takes: a directory or a GGUF file
-    info: ModelInfo
-    num_parameters: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupportReport:
-    """Whether a model can be served, and what that takes; or exactly why not."""
-
-    servable: bool
-    reason: str | None  # why not
-    model: str
-    architecture: str | None = None
-    executor: str | None = None
-    dtype: str | None = None
-    num_parameters: int = 0
-    weight_bytes: int = 0
-    weight_formats: tuple[tuple[str, int], ...] = ()  # (name, bytes), most bytes first
-    kv_bytes_per_token: int = 0  # where every layer keeps the token
-    kv_groups: tuple[KVGroup, ...] = ()
-    context_length: int = 0
-    num_adapter_sites: int = 0  # places that an adapter can change
-    vision: VisionInfo | None = None  # None: it takes no images
-    program: tuple[str, ...] = ()  # what the native executor would run
-    notes: tuple[str, ...] = ()
+log = logging.getLogger(__name__)
 
 
 @without_compiler()
-def load_model(options: Options) -> LoadedModel:
-    """Load `options.model`.
+def load_fresh(options: Options, located: Located) -> LoadedModel:
+    """Load the model in the family's own class, lower it, and keep what the next start needs.
 
     Raises `ConfigError` where a flag cannot hold, `ModelUnsupported` where the model cannot be
     served or its checkpoint is not whole.
     """
-    _check_options(options)
-    checkpoint = find_checkpoint(options)
+    checkpoint = find_checkpoint(options, located)
     dtype = _resolve_dtype(options, _stored_dtypes(checkpoint))
-    skeleton = build_skeleton(checkpoint, _DTYPES[dtype], options)
+    skeleton = build_skeleton(checkpoint, DTYPES[dtype], options)
     rope, max_model_len = _context(checkpoint, options)
     prepare(skeleton, max_model_len=max_model_len)
     with _progress(options, len(skeleton.plan.steps)) as advance:
@@ -86,13 +60,28 @@ def load_model(options: Options) -> LoadedModel:
         mapped_bytes=origin.mapped_bytes,
     )
     groups = kv_groups(skeleton, max_model_len)
-    executor = _executor(options, skeleton, TorchExecutor(skeleton, info, groups, dtype))
+    executor = _executor(options, skeleton, TorchExecutor(skeleton.parts, info, groups, dtype))
+    if isinstance(executor, NativeExecutor) and origin.key is not None:
+        why_not = keep_start(options, located, skeleton, executor, weights=origin.key)
+        if why_not is not None:
+            log.info("later starts of %s take as long as this one: %s", info.name, why_not)
     return LoadedModel(
         executor=executor,
-        tokenizer_source=checkpoint.path,
+        tokenizer_source=located.path,
         info=executor.model,
         num_parameters=skeleton.num_parameters(),
     )
+
+
+@without_compiler()
+def rebuild(options: Options, located: Located, values: Mapping[str, Kept]) -> Skeleton:
+    """The model that `load_fresh` loads, with values that it kept."""
+    checkpoint = find_checkpoint(options, located)
+    dtype = _resolve_dtype(options, _stored_dtypes(checkpoint))
+    skeleton = build_skeleton(checkpoint, DTYPES[dtype], options)
+    prepare(skeleton, max_model_len=_context(checkpoint, options)[1])
+    put_values(skeleton, values)
+    return skeleton
 
 
 def _executor(
@@ -146,16 +135,16 @@ def _program(
 
 
 @without_compiler()
-def check_model(options: Options) -> SupportReport:
+def check(options: Options) -> SupportReport:
     """Say whether `options.model` can be served, from its config and headers alone."""
     name = options.model or "the embedded model"
     architecture: str | None = None
     try:
-        _check_options(options)
+        check_options(options)
         checkpoint = find_checkpoint(options)
         name, architecture = checkpoint.name, checkpoint.model_class.__name__
         dtype = _resolve_dtype(options, _stored_dtypes(checkpoint))
-        skeleton = build_skeleton(checkpoint, _DTYPES[dtype], options)
+        skeleton = build_skeleton(checkpoint, DTYPES[dtype], options)
         rope, max_model_len = _context(checkpoint, options)
         groups = kv_groups(skeleton, max_model_len)
         program, why_torch = _program(options, skeleton, groups, max_model_len)
@@ -174,7 +163,7 @@ def check_model(options: Options) -> SupportReport:
         num_parameters=skeleton.num_parameters(),
         weight_bytes=info.weight_bytes,
         weight_formats=info.weight_formats,
-        kv_bytes_per_token=sum(g.bytes_per_block(1, _DTYPES[dtype].itemsize) for g in groups),
+        kv_bytes_per_token=sum(g.bytes_per_block(1, DTYPES[dtype].itemsize) for g in groups),
         kv_groups=groups,
         context_length=info.context_length,
         num_adapter_sites=len(skeleton.places.by_name),
@@ -182,23 +171,6 @@ def check_model(options: Options) -> SupportReport:
         program=program,
         notes=info.notes if why_torch is None else (*info.notes, why_torch),
     )
-
-
-def _check_options(options: Options) -> None:
-    check_wishes(options)
-    if options.dtype not in ("auto", *_DTYPES):
-        raise ConfigError(
-            f"dtype {options.dtype} is not served; use auto, float32 or bfloat16", param="dtype"
-        )
-    if options.executor not in ("auto", "native", "torch"):
-        raise ConfigError(
-            f"there is no executor {options.executor}; use auto, native or torch", param="executor"
-        )
-    pinned_cores(options)
-    if options.num_threads is not None and options.num_threads < 1:
-        raise ConfigError("--threads must be at least 1", param="num_threads")
-    if options.device not in ("auto", "cpu"):
-        raise ConfigError(f"device {options.device} is not served; use cpu", param="device")
 
 
 def _context(checkpoint: Checkpoint, options: Options) -> tuple[RopeFacts, int]:

@@ -10,14 +10,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from plait.platform.model.leaves import LayerNorm, Linear, LinearSlice, MergedLinear, RMSNorm
+from plait.platform.model.leaves import (
+    LayerNorm,
+    Leaves,
+    Linear,
+    LinearSlice,
+    MergedLinear,
+    RMSNorm,
+    Site,
+)
 from plait.platform.model.mlp import replace_mlps
 from plait.platform.ops.rms_norm import reference_rms_norm
 
@@ -28,31 +36,6 @@ SIBLINGS: tuple[tuple[str, ...], ...] = (
     ("gate_proj", "up_proj"),
     ("w1", "w3"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """Where the linear of a transformers name went: rows `start:end` of `leaf`'s weight."""
-
-    leaf: Linear
-    start: int
-    end: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Leaves:
-    """All replaced leaves of one model, by their transformers names."""
-
-    sites: dict[str, Site] = field(default_factory=dict)
-    merged: list[MergedLinear] = field(default_factory=list)
-    transposed: set[str] = field(default_factory=set)  # stored [in, out], as GPT-2 does
-    num_norms: int = 0
-    num_mlps: int = 0
-
-    def release(self) -> None:
-        """Drop what merged leaves still hold of a step."""
-        for owner in self.merged:
-            owner.release()
 
 
 def replace_leaves(model: nn.Module, formats: Mapping[str, object] | None = None) -> Leaves:

@@ -12,75 +12,49 @@ import contextlib
 import hashlib
 import json
 import os
-import platform
 import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from plait.platform.budget import available_bytes
 from plait.platform.cache_folder import cache_folder
 from plait.platform.config import Options
-from plait.platform.model.build import Skeleton
-from plait.platform.model.filling import Kept, kept_values, put_values, read_weights
-from plait.platform.model.packed_file import DamagedFile, PackedFile, open_packed, write_packed
-from plait.platform.model.source import Checkpoint
-from plait.platform.model.tensor_files import safetensors_paths
+from plait.platform.model.packed_file import (
+    DamagedFile,
+    Kept,
+    PackedFile,
+    open_packed,
+    write_packed,
+)
 
-LAYOUT = 2  # changes with what `pack_linear` or `pack_quantized` lay out
-MIN_BYTES = 16 << 20  # smaller weights are packed as fast as they are found
 _SUFFIX = ".weights"
+_NOTE_SUFFIX = ".start"
+_MAX_NOTES = 64
 _MAX_DIGESTS = 256  # of checkpoint files that are remembered
 _STALE_S = 24 * 3600  # after which another process's unfinished file is rubbish
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Where weights came from."""
-
-    text: str  # for the banner
-    mapped_bytes: int = 0
-
-
-def fill(
-    skeleton: Skeleton, checkpoint: Checkpoint, options: Options, advance: Callable[[], None]
-) -> Origin:
-    """Give the model its weights: from the cache, or else from the checkpoint, and keep them."""
-    began = time.monotonic()
-    num_bytes = sum(skeleton.bytes_by_format().values())
-    cache = _cache_for(options, num_bytes)
-    key = None if cache is None else cache.key(skeleton, checkpoint)
-    copy = _has_memory_for(num_bytes)
-    kept = None if cache is None or key is None else cache.load(key, copy=copy)
-    if kept is not None:
-        put_values(skeleton, kept.values)
-        seconds = time.monotonic() - began
-        how = "mapped" if kept.mapped_bytes else "packed before, read"
-        return Origin(text=f"{how} in {seconds:.2f} s", mapped_bytes=kept.mapped_bytes)
-    read_weights(skeleton, advance)
-    text = f"read in {time.monotonic() - began:.1f} s"
-    if cache is not None and key is not None and cache.save(key, num_bytes, kept_values(skeleton)):
-        text += ", kept packed for the next start"
-        kept = cache.load(key, copy=True) if _has_memory_for(num_bytes) else None
-        if kept is not None:  # as every later start has them: in huge pages
-            put_values(skeleton, kept.values)
-    return Origin(text=text)
-
-
-def _has_memory_for(num_bytes: int) -> bool:
-    """Whether weights may be this process's own; else they are pages that processes share."""
-    return 4 * num_bytes <= available_bytes()
-
-
-def _cache_for(options: Options, num_bytes: int) -> PackedCache | None:
-    if options.packed_cache == "off" or not MIN_BYTES <= num_bytes <= options.packed_cache_bytes:
+def open_cache(options: Options) -> PackedCache | None:
+    """The cache that `options` ask for; None: none."""
+    if options.packed_cache == "off":
         return None
     chosen = options.packed_cache
     folder = cache_folder("weights") if chosen is None else Path(chosen).expanduser()
     return PackedCache(folder, options.packed_cache_bytes)
+
+
+def has_memory_for(num_bytes: int) -> bool:
+    """Whether weights may be this process's own; else they are pages that processes share."""
+    return 4 * num_bytes <= available_bytes()
+
+
+def said(seconds: float, mapped_bytes: int) -> str:
+    """How weights of the cache were had, for the banner."""
+    how = "mapped" if mapped_bytes else "packed before, read"
+    return f"{how} in {seconds:.2f} s"
 
 
 class PackedCache:
@@ -92,25 +66,6 @@ class PackedCache:
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         self._folder = folder
         self._budget_bytes = budget_bytes
-
-    def key(self, skeleton: Skeleton, checkpoint: Checkpoint) -> str | None:
-        """Names all that the packed weights depend on; None where that cannot be read."""
-        try:
-            digests = [self._digest(path) for path in _files(checkpoint)]
-        except OSError:
-            return None
-        recipe = skeleton.recipe
-        parts = [
-            LAYOUT,
-            platform.machine(),
-            digests,
-            recipe.activations,
-            sorted((name, astuple(form)) for name, form in recipe.formats.items()),
-            [(name, list(t.shape), str(t.dtype)) for name, t in skeleton.parameters.items()],
-            [owner.names for owner in skeleton.leaves.merged],
-            sorted(skeleton.plan.tied.items()),
-        ]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def load(self, key: str, *, copy: bool) -> PackedFile | None:
         """Map or copy the weights under a key; a damaged file goes."""
@@ -149,6 +104,33 @@ class PackedCache:
             return False
         return True
 
+    def read_note(self, key: str) -> Any:
+        """What `write_note` wrote under a key; None where it is not there whole."""
+        path = self._note(key)
+        try:
+            digest, _, content = path.read_bytes().partition(b"\n")
+        except OSError:
+            return None
+        if digest.decode(errors="replace") != hashlib.sha256(content).hexdigest():
+            return None
+        _quietly(lambda: os.utime(path))  # pruned last
+        return json.loads(content)
+
+    def write_note(self, key: str, note: Any) -> None:
+        """Keep something small beside the weights, as JSON; the longest unused go."""
+        content = json.dumps(note).encode()
+        digest = hashlib.sha256(content).hexdigest()
+        self._write(self._note(key), digest.encode() + b"\n" + content)
+        _quietly(self._prune_notes)
+
+    def _note(self, key: str) -> Path:
+        return self._folder / f"{key}{_NOTE_SUFFIX}"
+
+    def _prune_notes(self) -> None:
+        notes = sorted(self._folder.glob(f"*{_NOTE_SUFFIX}"), key=lambda p: p.stat().st_mtime_ns)
+        for path in notes[:-_MAX_NOTES]:
+            _quietly(path.unlink)
+
     def _prune(self, budget_bytes: int) -> None:
         """Delete unfinished files of others that are old, then the longest unused ones."""
         files = []
@@ -177,7 +159,7 @@ class PackedCache:
         stat = path.stat()
         return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
-    def _digest(self, path: Path) -> str:
+    def digest(self, path: Path) -> str:
         """SHA-256 of a checkpoint's file, remembered for as long as it looks the same."""
         name, identity = str(path.resolve()), self._identity(path)
         memo = self._folder / "digests.json"
@@ -204,12 +186,6 @@ class PackedCache:
 def _part_of(path: Path) -> Path:
     """A name that nobody else writes to."""
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
-
-
-def _files(checkpoint: Checkpoint) -> list[Path]:
-    if checkpoint.is_gguf:
-        return [checkpoint.path]
-    return [checkpoint.path / "config.json", *safetensors_paths(checkpoint.path)]
 
 
 def _read_json(path: Path) -> Any:

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from plait.platform.model.experts import PackedExperts
-from plait.platform.model.filling import Kept
 from plait.platform.ops.huge_pages import huge_memory
 from plait.platform.ops.linear import PackedWeight
 from plait.platform.ops.quantized_weight import PackedQuantized, Scales
 
+Kept = Tensor | PackedWeight | PackedQuantized | PackedExperts
 _MAGIC = b"plaitw1\n"
 _FRONT = struct.Struct("<8sQ32s32s")
 _ALIGNMENT = 64

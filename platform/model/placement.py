@@ -17,7 +17,7 @@ from plait.adapters.sites import SiteKind
 from plait.platform.errors import AdapterPlacementFailed, InvalidAdapter
 from plait.platform.model.adapter_step import EmbeddingRows, HeadRows
 from plait.platform.model.leaves import Packed
-from plait.platform.model.sites import Place, Places
+from plait.platform.model.places import Place, Places
 from plait.platform.model.tables import Table, base_rows, changed_tables, embedding_scale
 from plait.platform.ops.lora import LoraPart, PlacedLora, lora_bytes, pack_lora
 from plait.platform.ops.quantized_weight import TILE_OUTPUTS

@@ -17,9 +17,6 @@ from plait.platform.model.weight_format import INT4, INT8, WeightFormat
 from plait.platform.model.weights import LoadPlan
 from plait.platform.ops.quantized_weight import Activations
 
-QUANTIZATIONS = ("auto", "none", "int8", "int4")
-ACTIVATIONS = ("auto", "exact", "int8")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
@@ -28,16 +25,6 @@ class Recipe:
     formats: Mapping[str, WeightFormat] = field(default_factory=dict)  # by parameter
     as_stored: frozenset[str] = frozenset()  # those of them that the checkpoint has so
     activations: Activations = "exact"  # what quantised weights are multiplied with
-
-
-def check_wishes(options: Options) -> None:
-    """Raises `ConfigError` where an option of this module's is none."""
-    for name, known in (("quantization", QUANTIZATIONS), ("quantized_activations", ACTIVATIONS)):
-        value = getattr(options, name)
-        if value not in known:
-            raise ConfigError(
-                f"{name} {value} is not known; use one of {', '.join(known)}", param=name
-            )
 
 
 def make_recipe(

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from plait.adapters.sites import ModelSites, Site, SiteKind, SitePart
+from plait.adapters.sites import Site, SiteKind, SitePart
 from plait.platform.model.experts import is_experts, projections
-from plait.platform.model.leaves import Linear
-from plait.platform.model.merge import Leaves
+from plait.platform.model.leaves import Leaves, Linear
+from plait.platform.model.places import Place, Places
 from plait.platform.model.probe import NUM_ROWS, LayerAttention
 
 # In the last decoder layer, what comes after that layer's keys and values are made, or beside them.
@@ -31,41 +30,6 @@ _AFTER_LAST_KV = re.compile(
 )
 PartOf = Callable[[str], SitePart]
 _NUMBER = re.compile(r"\.(\d+)(?=\.)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Place:
-    """Where a site's outputs are computed: `start:end` of the outputs of leaf number `leaf`.
-
-    For experts the number is the first expert's, the others follow.
-    """
-
-    site: Site
-    module: Any  # the leaf; of experts, the module whose `attribute` they are
-    leaf: int
-    start: int
-    end: int
-    attribute: str = "weight"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Places:
-    """All places of one model, by site name."""
-
-    by_name: Mapping[str, Place]
-    num_leaves: int
-    head: Place | None
-    embedding: Place
-    is_tied: bool
-
-    def sites(self, *, vocab_size: int, model_name: str) -> ModelSites:
-        """The same as data."""
-        return ModelSites(
-            sites={name: place.site for name, place in self.by_name.items()},
-            is_tied=self.is_tied,
-            vocab_size=vocab_size,
-            model_name=model_name,
-        )
 
 
 def _only_language(name: str) -> SitePart:  # noqa: ARG001 - one of `PartOf`

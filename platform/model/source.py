@@ -19,25 +19,10 @@ from transformers import (
 )
 
 from plait.platform.config import Options
-from plait.platform.demo.embedded import SERVED_NAME, model_path
-from plait.platform.errors import ConfigError, ModelUnsupported
+from plait.platform.errors import ModelUnsupported
 from plait.platform.model.families import FAMILIES, VisionFamily, family_of
+from plait.platform.model.locating import Located, locate
 from plait.platform.model.quantized_files import check_method
-
-_HUB_FILES = (
-    "config.json",
-    "generation_config.json",
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab*",
-    "merges.txt",
-    "chat_template*",
-    "preprocessor_config.json",
-    "processor_config.json",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +50,13 @@ class Checkpoint:
         return self.config.get_text_config() if self.vision else self.config
 
 
-def find_checkpoint(options: Options) -> Checkpoint:
-    """Find the files of `options.model` and read its config.
+def find_checkpoint(options: Options, located: Located | None = None) -> Checkpoint:
+    """Find the files of `options.model`, if they are not `located`, and read its config.
 
     Raises `ConfigError` where nothing is found, `ModelUnsupported` where it cannot be served.
     """
-    path, kind, name = _locate(options)
+    found = located or locate(options)
+    path, kind, name = found.path, found.kind, found.name
     no_notes: tuple[str, ...] = ()
     if path.is_file():
         from plait.platform.model.gguf import read_gguf_config
@@ -92,74 +78,6 @@ def find_checkpoint(options: Options) -> Checkpoint:
         vision=vision,
         notes=notes,
     )
-
-
-def locate(options: Options) -> Path:
-    """Where the files of `options.model` lie, fetched if need be; nothing of them is read yet.
-
-    Raises `ConfigError` where nothing is found.
-    """
-    return _locate(options)[0]
-
-
-def _locate(options: Options) -> tuple[Path, str, str]:
-    if options.model is None:
-        return model_path(), "embedded", SERVED_NAME
-    path = Path(options.model).expanduser()
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise ConfigError(
-                f"{path.name} is not a model: name a directory, a .gguf file or a hub id",
-                param="model",
-            )
-        return path, "gguf", path.stem
-    if path.is_dir():
-        return _inside(path)
-    if path.suffix == ".gguf" or not _is_hub_id(options.model):
-        raise ConfigError(f"there is no file or directory {options.model}", param="model")
-    return _download(options.model, options.revision), "hub", options.model
-
-
-def _inside(directory: Path) -> tuple[Path, str, str]:
-    """The model in a directory: its config.json, or else its only GGUF file."""
-    name = directory.resolve().name
-    if (directory / "config.json").exists():
-        return directory, "directory", name
-    files = sorted(directory.glob("*.gguf"))
-    if len(files) == 1:
-        return files[0], "gguf", files[0].stem
-    if files:
-        listed = ", ".join(f.name for f in files)
-        raise ConfigError(f"{name} holds several GGUF files; name one of: {listed}", param="model")
-    raise ModelUnsupported(f"{name} holds no config.json and no GGUF file", param="model")
-
-
-def _is_hub_id(text: str) -> bool:
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils._validators import validate_repo_id
-
-    try:
-        validate_repo_id(text)
-    except HFValidationError:
-        return False
-    return True
-
-
-def _download(hub_id: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.constants import HF_HUB_OFFLINE
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        path = snapshot_download(hub_id, revision=revision, allow_patterns=list(_HUB_FILES))
-    except LocalEntryNotFoundError as error:
-        reason = "HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else "the hub cannot be reached"
-        raise ConfigError(
-            f"{hub_id} is neither a local path nor in the hub cache, and {reason}", param="model"
-        ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise ConfigError(f"{hub_id} could not be fetched: {error}", param="model") from error
-    return Path(path)
 
 
 def _read_config(directory: Path, name: str) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -17,7 +17,7 @@ from plait.adapters.adapter import Adapter, Rows, Whole
 from plait.adapters.sites import SiteKind
 from plait.platform.errors import InvalidAdapter
 from plait.platform.model.adapter_step import EmbeddingRows, HeadRows
-from plait.platform.model.sites import Place
+from plait.platform.model.places import Place
 from plait.platform.ops.linear import pack_linear
 from plait.platform.ops.packed_rows import packed_rows
 

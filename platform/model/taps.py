@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from plait.platform.errors import ModelUnsupported
-from plait.platform.model.probe import LayerAttention
+
+if TYPE_CHECKING:
+    from plait.platform.model.probe import LayerAttention
 
 
 class Taps:

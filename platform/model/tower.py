@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
 
 from plait.platform.errors import InternalError, ModelUnsupported
 from plait.platform.model.adapter_step import LayerStep
@@ -40,6 +38,9 @@ _KNOWN_OPTIONS = frozenset(
 
 def register() -> None:
     """Make `NAME` known to transformers, with masks that are None where nothing is masked."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
     for name in (NAME, BUILD_NAME):
         AttentionInterface.register(name, _attention_forward)
         AttentionMaskInterface.register(name, sdpa_mask)

@@ -9,7 +9,7 @@ from support.step_driver import StepDriver, Track
 from support.tiny_vision import make_vision_checkpoint
 
 from plait.platform.config import Options
-from plait.platform.model import load_model, packed_cache
+from plait.platform.model import kept_weights, load_model, packed_cache
 from plait.platform.model.build import build_skeleton, prepare
 from plait.platform.model.filling import kept_values, put_values, read_weights
 from plait.platform.model.packed_cache import PackedCache
@@ -20,7 +20,7 @@ from plait.platform.model.tensor_files import SafetensorsFiles
 
 @pytest.fixture(autouse=True)
 def cache_tiny_models(monkeypatch):
-    monkeypatch.setattr(packed_cache, "MIN_BYTES", 0)
+    monkeypatch.setattr(kept_weights, "MIN_BYTES", 0)
 
 
 def load(directory, folder, **options):

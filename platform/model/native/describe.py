@@ -25,7 +25,7 @@ from plait.platform.model.native.instructions import (
     ScaleOp,
     TapOp,
 )
-from plait.platform.model.native.lowering import Lowered
+from plait.platform.model.native.lowered import Lowered
 from plait.platform.ops.linear import PackedWeight
 
 

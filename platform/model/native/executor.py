@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,14 +16,10 @@ from plait.platform.batch import StepBatch
 from plait.platform.config import CacheConfig, ModelInfo
 from plait.platform.core import AdapterUse, ImageItem
 from plait.platform.model.executor import TorchExecutor
-from plait.platform.model.native.lowering import Lowered, lower
-from plait.platform.model.native.proof import Agreement, prove
-from plait.platform.model.native.trace import NotLowered
-from plait.platform.ops._native import has_kernels
+from plait.platform.model.native.lowered import Lowered
 
 if TYPE_CHECKING:
-    from plait.platform.model.build import Skeleton
-    from plait.platform.model.native.instructions import Program
+    from plait.platform.model.native.proof import Agreement
     from plait.platform.model.native.runner import PhaseCount
     from plait.platform.model.native.step import StepInputs
 
@@ -89,6 +85,10 @@ class NativeExecutor:
         """Embeddings `[num_embeds, levels * D]` of each image."""
         return self._torch.encode(items, adapters)
 
+    def open_vision(self) -> None:
+        """Have tower and projector ready, which not every start loads; also on another thread."""
+        self._torch.open_vision()
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """Rows `[n, D]` of the base's embedding table, as they are stored."""
         return self._torch.embed(token_ids)
@@ -132,27 +132,3 @@ class NativeExecutor:
     def remove_adapter(self, generation: str) -> None:
         """Free a placed generation, between steps."""
         self._torch.remove_adapter(generation)
-
-
-def make_native(
-    skeleton: Skeleton,
-    torch_executor: TorchExecutor,
-    make_runner: Callable[[Program], ProgramRunner],
-) -> NativeExecutor:
-    """Lower what `torch_executor` runs, and prove that the program computes the same.
-
-    Pages that are there are taken for the proof; `allocate` makes those that serve.
-
-    Raises `NotLowered` with the place and the reason.
-    """
-    if not has_kernels():
-        raise NotLowered("the compiled kernels are missing")
-    lowered = lower(skeleton, torch_executor.kv_groups, num_positions=torch_executor.num_positions)
-    try:
-        runner = make_runner(lowered.program)
-    except RuntimeError as error:
-        raise NotLowered(f"the program does not fit its kernels: {error}") from error
-    native = NativeExecutor(torch_executor, lowered, runner)
-    native.agreement = prove(torch_executor, native)
-    torch_executor.release()
-    return native

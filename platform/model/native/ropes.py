@@ -44,9 +44,11 @@ class GrowingTable:
         limit: int,
     ) -> None:  # fmt: skip
         """`size`: of a head; `limit`: positions that there will ever be."""
-        self._turn = turn
-        self._size = size
-        self._num_axes = num_axes
+        self.turn = turn
+        self.size = size
+        self.rotary = rotary
+        self.is_interleaved = is_interleaved
+        self.num_axes = num_axes
         self.limit = limit
         first, second = pairs(rotary, is_interleaved=is_interleaved)
         self._first, self._second = first, second
@@ -64,13 +66,13 @@ class GrowingTable:
         end = min(self.limit, max(num_positions, 2 * self.num_filled, _FIRST))
         start, self.num_filled = self.num_filled, end
         count = end - start
-        x = torch.zeros((1, 2, count, self._size))  # in fp32: tables as exact as the family's
+        x = torch.zeros((1, 2, count, self.size))  # in fp32: tables as exact as the family's
         x[:, 0, :, self._first] = 1
         x[:, 1, :, self._second] = 1
         positions = torch.arange(start, end)[None]
-        if self._num_axes > 1:
-            positions = positions.expand(self._num_axes, 1, -1)
-        y = self._turn(x, positions)[0]
+        if self.num_axes > 1:
+            positions = positions.expand(self.num_axes, 1, -1)
+        y = self.turn(x, positions)[0]
         cos, sin = self.cos[start:end], self.sin[start:end]
         cos[:, self._first], cos[:, self._second] = y[0][:, self._first], y[1][:, self._second]
         sin[:, self._first], sin[:, self._second] = -y[1][:, self._first], y[0][:, self._second]

@@ -7,7 +7,7 @@ from support.tiny_models import make_checkpoint
 
 from plait.platform.config import Options
 from plait.platform.model import check_model, load, load_model
-from plait.platform.model.native import executor as native_executor
+from plait.platform.model.native import making
 from plait.platform.model.native.instructions import (
     AddOp,
     AttentionOp,
@@ -54,13 +54,13 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_program_is_noticed_at_load(fault, tmp_path, monkeypatch):
     directory = make_checkpoint("gemma2", tmp_path)
-    lower = native_executor.lower
+    lower = making.lower
 
     def wrongly(*args, **options):
         lowered = lower(*args, **options)
         return replace(lowered, program=FAULTS[fault](lowered.program))
 
-    monkeypatch.setattr(native_executor, "lower", wrongly)
+    monkeypatch.setattr(making, "lower", wrongly)
     loaded = load_model(Options(model=str(directory), dtype="float32", progress=False))
     assert loaded.info.executor == "torch"
     (note,) = loaded.info.notes
@@ -80,13 +80,13 @@ def test_other_instructions_that_are_wrong_are_noticed_too(
     kind, family, fields, tmp_path, monkeypatch
 ):
     directory = make_checkpoint(family, tmp_path)
-    lower = native_executor.lower
+    lower = making.lower
 
     def wrongly(*args, **options):
         lowered = lower(*args, **options)
         return replace(lowered, program=change(lowered.program, kind, 0, **fields))
 
-    monkeypatch.setattr(native_executor, "lower", wrongly)
+    monkeypatch.setattr(making, "lower", wrongly)
     loaded = load_model(Options(model=str(directory), dtype="float32", progress=False))
     assert loaded.info.executor == "torch"
 
