@@ -139,7 +139,7 @@ def _start(link: Link, start: Start) -> Engine:
     from plait.platform.start import start_engine
 
     on_phase("import", time.monotonic() - began)
-    started = start_engine(start.options, on_phase, load_grammars=True)
+    started = start_engine(start.options, on_phase, load_grammars=True, light=True)
     link.send(Ready(config=started.engine.config, phases=started.phases, facts=started.facts))
     return started.engine
 

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 import torch.distributed
 
+from plait.platform.light_torch import complete
+
 _COMPILER = "torch._dynamo"
 _TRACING = "torch._dynamo._trace_wrapped_higher_order_op"
 _SYMBOLS = "sympy"  # whose symbols torch looks for among the operands of meta tensors
@@ -32,6 +34,7 @@ _MARKS = ("assume_constant_result", "allow_in_graph", "disable")  # what decorat
 
 def import_transformers() -> None:
     """Import what all of our model code needs of transformers."""
+    complete()
     is_available = torch.distributed.is_available
     with without_compiler() as is_without:
         if is_without:

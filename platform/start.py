@@ -5,7 +5,6 @@ The same way for the engine process and for the offline `LLM`.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from plait.platform.config import EngineConfig, Options
 from plait.platform.cores import num_threads, usable_cores
 from plait.platform.errors import ConfigError
 from plait.platform.intake import Intake
+from plait.platform.light_torch import import_torch, paused_collection
 from plait.platform.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -36,9 +36,6 @@ MAX_WARM_UP_S = 1.0  # after which what is not measured yet is learned while ser
 # Memory that is read to learn what the machine gives, beyond what usual caches hold; and how long.
 _PROBE_MEGABYTES = 64
 _PROBE_S = 0.05
-# About 0.1 ms: longer than a step is between two parallel loops. On two idle cores, batches of 8
-# run a third faster than with 3,000, and 8 % slower than with OpenMP's own 300,000.
-_SPINS = "10000"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +54,12 @@ def start_engine(
     on_phase: OnPhase = lambda _phase, _seconds: None,
     *,
     load_grammars: bool = False,
+    light: bool = False,
 ) -> Started:
     """Load the model, fit memory, warm up; with `load_grammars` what they need, for a server.
 
     The libraries of grammars take a second to load, in which other requests would stand still.
+    `light`: torch may come without what only tracing needs (`light_torch.py`).
 
     Raises `PlaitError`: `ConfigError` or `ModelUnsupported` with the exact cause.
     """
@@ -76,10 +75,11 @@ def start_engine(
         on_phase(name, phases[name])
 
     with phase("import torch"):
-        with _brief_spins():
+        import_torch(light=light)
+        with paused_collection():
             import torch
 
-        from plait.platform.model import load_model
+            from plait.platform.model import load_model
 
         torch.set_num_threads(num_threads(options))
     with phase("load model"):
@@ -257,25 +257,6 @@ def _adapter_pool(
         device_bytes=fit.adapter_bytes,
         host_bytes=fit.adapter_host_bytes,
     )
-
-
-@contextmanager
-def _brief_spins() -> Iterator[None]:
-    """Let torch's threads spin only briefly where they wait for each other.
-
-    GNU OpenMP reads this when it is loaded. By itself it spins 300,000 times, so that a thread that
-    waits for one without a core keeps that core for milliseconds, in each of hundreds of loops a
-    step: beside one other busy process, 48 tokens of SmolLM2 on two cores took 20 to 40 s, and 2 to
-    6 s so.
-    """
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}.isdisjoint(os.environ):
-        yield  # as the user wants it
-        return
-    os.environ["GOMP_SPINCOUNT"] = _SPINS
-    try:
-        yield
-    finally:
-        del os.environ["GOMP_SPINCOUNT"]
 
 
 def _warm_up(engine: Engine, config: EngineConfig, tokenizer: Tokenizer) -> None:

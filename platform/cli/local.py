@@ -15,6 +15,7 @@ from plait.platform.cli.answering import Message, Piece
 from plait.platform.config import Options
 from plait.platform.core import SamplingParams
 from plait.platform.demo.default import default_adapters
+from plait.platform.light_torch import import_torch
 
 _ADAPTER = "adapter"  # the name of the only one
 
@@ -26,6 +27,7 @@ class LocalAnswerer:
         adapters = {} if adapter is None else {_ADAPTER: _source(options, adapter)}
         # Conversations in a terminal are text: images of the model need not be served.
         text = dataclasses.replace(options, encoder_cache_bytes=0)
+        import_torch(light=True)
         self._llm = LLM(**dataclasses.asdict(text), adapters=adapters)
         self._adapter = None if adapter is None else _ADAPTER
 

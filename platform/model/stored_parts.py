@@ -255,13 +255,17 @@ def _restore_table(
     stored: Any, linears: list[Linear], names: KeptNames, dtype: torch.dtype
 ) -> Tensor:
     place = stored["embedding"]
-    owner = linears[place] if isinstance(place, int) else None
-    kept = None if owner is not None else names.find(place)
-    if isinstance(kept, Tensor):
-        return kept
+    owner: Linear | Rows
+    if isinstance(place, int):
+        owner = linears[place]
+    else:
+        kept = names.find(place)
+        if isinstance(kept, Tensor):
+            return kept
+        owner = Rows(kept)
     (site,) = (p["site"] for p in stored["places"] if p["site"]["kind"] == SiteKind.EMBEDDING)
     meta = torch.empty((site["in_features"], site["out_features"]), dtype=dtype, device="meta")
-    return PackedTable.of(Rows(kept) if owner is None else owner, meta)
+    return PackedTable.of(owner, meta)
 
 
 def _restore_place(stored: Any, linears: list[Linear], embedding: Embedding) -> Place:

@@ -1,0 +1,188 @@
+"""A start from a stored program is the same model, and starts anew when anything changed."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from support.step_driver import StepDriver, Track
+from support.tiny_models import make_checkpoint
+
+from plait.platform.config import Options
+from plait.platform.model import kept_weights, load, load_model, warm_start
+from plait.platform.model.native.executor import NativeExecutor
+
+
+@pytest.fixture(autouse=True)
+def cache_tiny_models(monkeypatch):
+    monkeypatch.setattr(kept_weights, "MIN_BYTES", 0)
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """Names of the models that were loaded in their family's own class."""
+    found = []
+    load_fresh = load.load_fresh
+
+    def loads(options, located):
+        found.append(located.name)
+        return load_fresh(options, located)
+
+    monkeypatch.setattr(load, "load_fresh", loads)
+    return found
+
+
+def start(directory, folder, **options):
+    return load_model(
+        Options(model=str(directory), progress=False, packed_cache=str(folder), **options)
+    )
+
+
+def answer(loaded):
+    tracks = [Track(list(range(5, 5 + n)), num_output=8) for n in (3, 40)]
+    StepDriver(loaded.executor).run(tracks)
+    return [t.output for t in tracks], torch.cat([torch.stack(t.logprobs) for t in tracks])
+
+
+STORED = [
+    ("llama", {"dtype": "float32"}),
+    ("llama", {"dtype": "bfloat16"}),
+    ("mistral", {"quantization": "int8"}),
+    ("qwen2", {"dtype": "bfloat16", "quantization": "int4"}),
+    ("qwen3", {"max_model_len": 100}),
+    ("olmo2", {}),
+    ("smollm3", {}),
+    ("phi3", {}),
+    ("gpt_neox", {}),
+    ("starcoder2", {}),
+]
+NOT_STORED = {
+    "gemma2": "an embedding that does more than gather",
+    "granite": "a head that does more than multiply",
+    "qwen3_moe": "is no linear layer",
+    "gpt2": "by their positions",
+}
+
+
+@pytest.mark.parametrize(("family", "options"), STORED)
+def test_a_later_start_gives_the_same_bits(family, options, tmp_path, fresh):
+    directory = make_checkpoint(family, tmp_path / "model")
+    first, later = (start(directory, tmp_path / "cache", **options) for _ in range(2))
+    assert len(fresh) == 1
+    assert isinstance(later.executor, NativeExecutor)
+    tokens, logprobs = answer(first)
+    again, same = answer(later)
+    assert tokens == again
+    assert torch.equal(logprobs, same)
+    origin = {"weights_from": "", "mapped_bytes": 0}
+    assert dataclasses.replace(first.info, **origin) == dataclasses.replace(later.info, **origin)
+    assert later.executor.sites == first.executor.sites
+    assert later.num_parameters == first.num_parameters
+
+
+@pytest.mark.parametrize("family", NOT_STORED)
+def test_what_has_no_plain_form_starts_as_the_first_time(family, tmp_path, fresh, caplog):
+    caplog.set_level("INFO")
+    directory = make_checkpoint(family, tmp_path / "model")
+    first, later = (start(directory, tmp_path / "cache") for _ in range(2))
+    assert len(fresh) == 2
+    assert NOT_STORED[family] in caplog.text
+    assert answer(first)[0] == answer(later)[0]
+
+
+def test_any_change_starts_anew(tmp_path, fresh, monkeypatch):
+    directory = make_checkpoint("llama", tmp_path / "model")
+    folder = tmp_path / "cache"
+
+    def is_fresh(**options):
+        fresh.clear()
+        start(directory, folder, **options)
+        return bool(fresh)
+
+    assert is_fresh()
+    assert not is_fresh()
+    assert is_fresh(dtype="bfloat16")
+    assert is_fresh(max_model_len=99)
+    assert is_fresh(served_model_name="other")
+    assert is_fresh(quantization="int8")
+    assert is_fresh(executor="torch")
+    assert not is_fresh(num_threads=2, block_size=32, memory_utilization=0.5)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "eos_token_id": 7}))
+    assert is_fresh()
+    (directory / "generation_config.json").write_text('{"eos_token_id": 8}')
+    assert is_fresh()
+    assert not is_fresh()
+    weights = bytearray((directory / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (directory / "model.safetensors").write_bytes(weights)
+    assert is_fresh()
+    for name, changed in (("_code", lambda: ["another"]), ("_machine", lambda: ["another"])):
+        with monkeypatch.context() as patch:
+            patch.setattr(warm_start, name, changed)
+            assert is_fresh()
+        assert not is_fresh()
+
+
+def test_the_code_of_a_family_is_looked_at_too(tmp_path, fresh, monkeypatch):
+    directory = make_checkpoint("llama", tmp_path / "model")
+    start(directory, tmp_path / "cache")
+    monkeypatch.setattr(warm_start, "_changed", lambda files: "modeling_llama" in str(files))
+    start(directory, tmp_path / "cache")
+    assert len(fresh) == 2
+
+
+@pytest.mark.parametrize("lost", ["*.start", "*.weights"])
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+def test_what_is_lost_is_made_again(lost, how, tmp_path, fresh):
+    directory = make_checkpoint("llama", tmp_path / "model")
+    wanted = answer(start(directory, tmp_path / "cache"))[0]
+    (path,) = (tmp_path / "cache").glob(lost)
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert answer(start(directory, tmp_path / "cache"))[0] == wanted
+    assert len(fresh) == 2
+    start(directory, tmp_path / "cache")
+    assert len(fresh) == 2
+
+
+def test_every_option_is_in_the_key_or_known_to_change_nothing():
+    names = {f.name for f in dataclasses.fields(Options)}
+    assert names >= warm_start.WITHOUT_EFFECT
+    assert names - warm_start.WITHOUT_EFFECT == {
+        "served_model_name", "dtype", "quantization", "quantized_activations", "executor", "device",
+        "max_model_len",
+    }  # fmt: skip
+
+
+SCRIPT = """
+import sys
+from plait import LLM, SamplingParams
+from plait.platform.model import kept_weights
+
+kept_weights.MIN_BYTES = 0
+llm = LLM(sys.argv[1], packed_cache=sys.argv[2], max_model_len=64, num_threads=1, progress=False)
+print(llm.generate("Hello", SamplingParams(temperature=0, max_tokens=4))[0].outputs[0].token_ids)
+print(sorted(name for name in sys.argv[3:] if name in sys.modules))
+"""
+HEAVY = ("transformers", "sympy", "torch._dynamo", "torch.fx.experimental.symbolic_shapes")
+
+
+def test_a_later_start_imports_no_transformers(tmp_path):
+    directory = make_checkpoint("llama", tmp_path / "model")
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(directory), str(tmp_path / "cache"), *HEAVY],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        for _ in range(2)
+    ]
+    assert said[0][0] == said[1][0]
+    assert "transformers" in said[0][1]
+    assert said[1][1] == "[]"
