@@ -2,9 +2,9 @@
 
 A quarter of torch's import is `torch.export` and `torch._meta_registrations`, Python that computes
 shapes for exports and on meta tensors. A start from a stored program has none of either. Both are
-imported when they are first wanted: `torch.export` by its name, the rest by `complete`, which who
-builds models on meta tensors calls before. A process that others write code for gets all of torch
-at once.
+imported when they are first wanted: `torch.export` by its name, the rest before anything else of
+torch's tracing and before transformers. Whoever makes meta tensors without these calls `complete`.
+A process that others write code for gets all of torch at once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ from typing import Any
 
 _META = "torch._meta_registrations"
 _EXPORT = "torch.export"
+# What takes part in tracing, or brings it in, and imports only in the order that torch gives it.
+_COMPLETED_BEFORE = frozenset(
+    {_EXPORT, "torch._decomp", "torch._refs", "torch._prims", "torch._dynamo"}
+    | {"torch._export", "torch._inductor", "torch.onnx", "torch.distributed.tensor", "transformers"}
+)
+# Of a process in a group, which has kernels of its own for meta tensors.
+_DISTRIBUTED = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK"})
 # About 0.1 ms: longer than a step is between two parallel loops. On two idle cores, batches of 8
 # run a third faster than with 3,000, and 8 % slower than with OpenMP's own 300,000.
 _SPINS = "10000"
@@ -39,10 +46,6 @@ def import_torch(*, light: bool = False) -> None:
         _import_light()
 
 
-# A process of a group has kernels for meta tensors of its own, which need the others.
-_DISTRIBUTED = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK"})
-
-
 def _import_light() -> None:
     for name in (_META, _EXPORT):
         sys.modules[name] = _Later(name)
@@ -52,6 +55,7 @@ def _import_light() -> None:
         for name in (_META, _EXPORT):
             if isinstance(sys.modules.get(name), _Later):
                 del sys.modules[name]
+    sys.meta_path.insert(0, _Completion())
     for name in (_META, _EXPORT):
         short = name.removeprefix("torch.")
         vars(torch).pop(short, None)
@@ -71,6 +75,16 @@ class _Later(ModuleType):
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), name)
+
+
+class _Completion:
+    """An import finder that finds nothing, but has the rest of torch imported before those."""
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if name in _COMPLETED_BEFORE:
+            sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+            complete()
 
 
 def complete() -> None:
