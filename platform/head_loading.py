@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from plait.platform.budget import DraftSizes
 from plait.platform.draft_loading import full_group, scratch_blocks
@@ -14,6 +14,7 @@ from plait.platform.sampling import Sampler
 from plait.speculative.eagle import EagleSource, HeadBounds
 from plait.speculative.eagle_config import is_head
 from plait.speculative.eagle_head import EagleHead, load_head
+from plait.speculative.eagle_weights import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from plait.platform.config import CacheConfig, EngineConfig, Options
     from plait.platform.core import Sequence
     from plait.platform.executor import Executor
+    from plait.platform.ops.quantized_weight import Activations
     from plait.speculative.draft_model import Mask
+
+_NUMBERS = ("bfloat16", "float32", "float16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +77,7 @@ def load_drafting_head(path: Path, options: Options, executor: Executor) -> Load
     """
     group = full_group(executor.kv_groups, executor.model)
     try:
-        head = load_head(path, executor)
+        head = load_head(path, executor, _kept(options, executor))
     except ModelUnsupported as error:
         raise ModelUnsupported(f"--draft: {error.message}", param="draft_model") from error
     bytes_per_value = DTYPES[executor.kv_dtype].itemsize
@@ -87,6 +91,18 @@ def load_drafting_head(path: Path, options: Options, executor: Executor) -> Load
         ),
         notes=_notes(head),
     )
+
+
+def _kept(options: Options, executor: Executor) -> Kept:
+    """As the model's weights are, but no fewer bits than 8: a head has little to spare."""
+    formats = [name for name, _ in executor.model.weight_formats]
+    is_quantized = bool(formats) and formats[0] not in _NUMBERS
+    if options.quantization == "none" or not is_quantized:
+        return Kept()
+    activations = options.quantized_activations
+    if activations == "auto":
+        activations = "exact" if executor.model.dtype == "float32" else "int8"
+    return Kept(bits=8, activations=cast("Activations", activations))
 
 
 def _notes(head: EagleHead) -> tuple[str, ...]:

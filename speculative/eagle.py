@@ -113,6 +113,10 @@ class EagleSource:
             num_blocks=bounds.num_blocks,
             num_scratch=bounds.num_scratch,
         )
+        ids = head.target_ids
+        self._ids = np.arange(head.config.draft_vocab_size) if ids is None else ids.numpy()
+        self._places = np.zeros(bounds.vocab_size, np.int64)  # of its tokens in its rows
+        self._places[self._ids] = np.arange(len(self._ids))
         self._counts = {"rounds": 0, "forwards": 0, "rows": 0, "ingested_rows": 0, "faults": 0}
         self._seconds = self._ingest_seconds = 0.0
         self._faults_in_a_row = 0
@@ -344,24 +348,31 @@ class EagleSource:
         sequence, drafts = chain.want.sequence, tuple(chain.tokens)
         row = self._widen(logits, sequence.request.vocab_size or self._bounds.vocab_size)
         masked = sequence.request.grammar is not None
-        if masked and (self._mask is None or not self._mask(sequence, drafts, row)):
-            return False
-        chance = _chances(row, sequence.request.params.temperature)
-        if chance is None:  # what the grammar allows is not among the head's tokens
+        if masked:
+            if self._mask is None or not self._mask(sequence, drafts, row):
+                return False
+            logits = self._narrow(row)
+        total = _log_sum(logits, sequence.request.params.temperature)
+        if total is None:  # what the grammar allows is not among the head's tokens
             return False
         token = self._choose(sequence, drafts, row, masked=masked)
         if token is None:
             return False
         chain.tokens.append(token)
-        chain.chances.append(chance(token))
+        score = float(logits[self._places[token]])
+        chain.chances.append(_chance(score, total, sequence.request.params.temperature))
         return self._goes_on(chain, token)
 
     def _widen(self, logits: Floats, width: int) -> Floats:
         """A row of the sequence's vocabulary: tokens that the head lacks cannot be had."""
         row = np.full(width, -np.inf, np.float32)
-        ids = self.head.target_ids
-        row[slice(len(logits)) if ids is None else ids.numpy()] = logits
+        row[self._ids] = logits
         return row
+
+    def _narrow(self, row: Floats) -> Floats:
+        """A copy of what a row says of the head's own tokens."""
+        narrow: Floats = row[self._ids].copy()
+        return narrow
 
     def _goes_on(self, chain: _Chain, token: int) -> bool:
         if chain.num_drafted >= chain.want.limit or token >= self._bounds.vocab_size:
@@ -402,15 +413,17 @@ def _draft(chain: _Chain) -> Draft | None:
     return Draft(tokens=tokens, source=SOURCE, chances=tuple(chain.chances))
 
 
-def _chances(row: Floats, temperature: float) -> Callable[[int], float] | None:
-    """The head's own probability of each token of a row, which may be changed afterwards.
-
-    None where the row has no token.
-    """
-    scores = torch.from_numpy(row.copy())
-    if temperature > 0:
-        scores /= max(temperature, MIN_TEMPERATURE)
-    total = scores.logsumexp(-1)
-    if not bool(torch.isfinite(total)):
+def _log_sum(logits: Floats, temperature: float) -> float | None:
+    """Logarithm of the sum of a row's exponentials; None where the row has no token."""
+    scores = logits / max(temperature, MIN_TEMPERATURE) if temperature > 0 else logits
+    largest = float(scores.max())
+    if not math.isfinite(largest):
         return None
-    return lambda token: float((scores[token] - total).exp())
+    return largest + math.log(float(np.exp(scores - largest).sum()))
+
+
+def _chance(score: float, total: float, temperature: float) -> float:
+    """The head's own probability of a token, from its logit."""
+    if temperature > 0:
+        score /= max(temperature, MIN_TEMPERATURE)
+    return math.exp(score - total)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from plait.adapters.sites import SiteKind
 from plait.platform.config import CacheConfig, KVGroup
 from plait.platform.errors import ModelUnsupported
 from plait.platform.kv.pages import DTYPES, create_pages
@@ -31,7 +32,7 @@ from plait.platform.ops.linear import linear
 from plait.platform.ops.paged_attention import paged_attention
 from plait.platform.ops.rms_norm import rms_norm
 from plait.speculative.eagle_config import HeadConfig, read_head_config
-from plait.speculative.eagle_weights import HeadWeights, load_weights
+from plait.speculative.eagle_weights import HeadWeights, Kept, load_weights
 
 if TYPE_CHECKING:
     from plait.platform.executor import Executor
@@ -133,12 +134,13 @@ class EagleHead:
         assert pages is not None, "allocate comes first"
         num_heads, num_kv, size = config.num_heads, config.num_kv_heads, config.head_size
         qkv = linear(x, w.qkv, w.qkv_bias).view(len(x), -1, size)
-        query, key, value = qkv[:, :num_heads], qkv[:, num_heads:-num_kv], qkv[:, -num_kv:]
+        rotated, value = qkv[:, :-num_kv], qkv[:, -num_kv:]
         if w.q_norm is not None and w.k_norm is not None:
-            query, key = (
-                rms_norm(y, z, config.eps) for y, z in ((query, w.q_norm), (key, w.k_norm))
-            )
-        query, key = self._rope(query, key, rows.positions)
+            query, key = rotated[:, :num_heads], rotated[:, num_heads:]
+            query, key = rms_norm(query, w.q_norm, config.eps), rms_norm(key, w.k_norm, config.eps)
+            rotated = torch.cat([query, key], dim=1)
+        rotated = self._rope(rotated, rows.positions)
+        query, key = rotated[:, :num_heads], rotated[:, num_heads:]
         kv_write(pages, 0, key, value, rows.slot_mapping)
         out = paged_attention(
             query,
@@ -152,24 +154,47 @@ class EagleHead:
         return linear(out.flatten(1), w.o, w.o_bias)
 
 
-def load_head(directory: Path, executor: Executor) -> EagleHead:
-    """Load a head for the model of `executor`.
+def load_head(directory: Path, executor: Executor, kept: Kept | None = None) -> EagleHead:
+    """Load a head for the model of `executor`. `kept`: what its matrices are, else numbers.
 
-    Raises `ModelUnsupported` where the head is not served, or was made for another model.
+    Tables that it does not have are the model's. Raises `ModelUnsupported` where the head is not
+    served, or was made for another model.
     """
     config = read_head_config(directory)
     _check_target(config, executor)
     num_layers = sum(len(group.layers) for group in executor.kv_groups)
     taps = config.taps_of(num_layers)
-    weights = load_weights(directory, config, DTYPES[executor.kv_dtype])
-    if weights.embed is None and config.hidden_size != executor.hidden_size:
+
+    def logit_rows(token_ids: Tensor | None) -> Tensor:
+        _check_width(config, executor, "lm_head.weight")
+        ids = torch.arange(config.vocab_size) if token_ids is None else token_ids
+        return _logit_rows(executor, ids)
+
+    weights = load_weights(directory, config, DTYPES[executor.kv_dtype], kept or Kept(), logit_rows)
+    if weights.embed is None:
+        _check_width(config, executor, "embed_tokens.weight")
+    embed = executor.embed if weights.embed is None else _table(weights.embed)
+    return EagleHead(config, weights, taps=taps, kv_dtype=executor.kv_dtype, embed=embed)
+
+
+def _check_width(config: HeadConfig, executor: Executor, name: str) -> None:
+    if config.hidden_size != executor.hidden_size:
         raise ModelUnsupported(
-            f"the draft head {config.name} has no embed_tokens.weight of its own, and the model's "
+            f"the draft head {config.name} has no {name} of its own, and the model's "
             f"rows have {executor.hidden_size} values where it needs {config.hidden_size}",
             param="draft_model",
         )
-    embed = executor.embed if weights.embed is None else _table(weights.embed)
-    return EagleHead(config, weights, taps=taps, kv_dtype=executor.kv_dtype, embed=embed)
+
+
+def _logit_rows(executor: Executor, token_ids: Tensor) -> Tensor:
+    """The model's own, that make the logits of these tokens."""
+    sites = executor.sites
+    heads = [site for site in sites.sites.values() if site.kind is SiteKind.HEAD]
+    if heads and not sites.is_tied:
+        rows = executor.base_weight(heads[0])
+        assert rows is not None, "a head has rows"
+        return rows[token_ids]
+    return executor.embed(token_ids)
 
 
 def _table(weight: Tensor) -> Callable[[Tensor], Tensor]:
@@ -191,20 +216,19 @@ def _check_target(config: HeadConfig, executor: Executor) -> None:
             )
 
 
-def _rope(config: HeadConfig) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _rope(config: HeadConfig) -> Callable[[Tensor, Tensor], Tensor]:
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     rotary: Any = LlamaRotaryEmbedding(config.layer)
     frequencies, scale = rotary.inv_freq.float(), float(rotary.attention_scaling)
+    # Of a pair the first turns by -sin, the second by sin. A pair is half a head apart.
+    frequencies = torch.cat([-frequencies, frequencies])
+    half = len(frequencies) // 2
 
-    def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        first, second = x.float().chunk(2, dim=2)
-        turned = (first * cos - second * sin, second * cos + first * sin)
-        return torch.cat(turned, dim=2).to(x.dtype)
-
-    def apply(query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        angles = positions[:, None, None].float() * frequencies
-        cos, sin = angles.cos() * scale, angles.sin() * scale
-        return rotate(query, cos, sin), rotate(key, cos, sin)
+    def apply(x: Tensor, positions: Tensor) -> Tensor:
+        angles = positions[:, None, None] * frequencies
+        wide = x.float()
+        turned = wide * (angles.cos() * scale) + wide.roll(half, 2) * (angles.sin() * scale)
+        return turned.to(x.dtype)
 
     return apply

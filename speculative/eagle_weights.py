@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,34 +12,60 @@ from torch import Tensor
 from plait.platform.errors import ModelUnsupported
 from plait.platform.model.tensor_files import SafetensorsFiles
 from plait.platform.ops.linear import PackedWeight, pack_linear
+from plait.platform.ops.quantized_weight import (
+    Activations,
+    PackedQuantized,
+    pack_quantized,
+    quantize,
+)
 from plait.speculative.eagle_config import HeadConfig
 
 Shape = tuple[int, ...]
+Packed = PackedWeight | PackedQuantized
+LogitRows = Callable[[Tensor | None], Tensor]  # the target's, of some tokens or of all
 
 _LAYER = "layers.0."
+_INT4_GROUP = 32  # inputs to a scale
 # Of the target, or what the others say again.
 _IGNORED = frozenset({"t2d", "verifier_norm.weight", "verifier_lm_head.weight"})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What matrices are kept as: numbers of the target's dtype, or codes of 8 or 4 bits."""
+
+    bits: int | None = None
+    activations: Activations = "exact"  # what codes are multiplied with
+
+    def pack(self, weight: Tensor) -> Packed:
+        """A matrix as kernels read it."""
+        if self.bits is None:
+            return pack_linear(weight)
+        group = _INT4_GROUP if self.bits == 4 else weight.shape[1]
+        return pack_quantized(
+            quantize(weight, bits=self.bits, group=group), activations=self.activations
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeadWeights:
-    """All weights in one dtype; projections of one input are one."""
+    """All weights; projections of one input are one."""
 
     input_norm: Tensor | None  # before fc
-    fc: PackedWeight
+    fc: Packed
     embed_norm: Tensor
     hidden_norm: Tensor
-    qkv: PackedWeight
+    qkv: Packed
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
-    o: PackedWeight
+    o: Packed
     o_bias: Tensor | None
     mlp_norm: Tensor
-    gate_up: PackedWeight
-    down: PackedWeight
+    gate_up: Packed
+    down: Packed
     norm: Tensor
-    lm_head: PackedWeight
+    lm_head: Packed
     embed: Tensor | None  # None: the target's table
     target_ids: Tensor | None  # int64 [draft_vocab_size]; None: the target's own ids
 
@@ -52,8 +78,13 @@ class HeadWeights:
         )
 
 
-def load_weights(directory: Path, config: HeadConfig, dtype: torch.dtype) -> HeadWeights:
-    """Read and pack a head. Raises `ModelUnsupported` naming what does not fit."""
+def load_weights(
+    directory: Path, config: HeadConfig, dtype: torch.dtype, kept: Kept, logit_rows: LogitRows
+) -> HeadWeights:
+    """Read and pack a head. Raises `ModelUnsupported` naming what does not fit.
+
+    `logit_rows` is asked for a head that has none of its own, `lm_head.weight`.
+    """
     files = SafetensorsFiles(directory)
     names = _match(files.shapes, config)
 
@@ -63,12 +94,14 @@ def load_weights(directory: Path, config: HeadConfig, dtype: torch.dtype) -> Hea
     def maybe(name: str) -> Tensor | None:
         return read(name) if name in names else None
 
-    def packed(*parts: str) -> PackedWeight:
-        return pack_linear(torch.cat([read(part) for part in parts]))
+    def packed(*parts: str) -> Packed:
+        return kept.pack(torch.cat([read(part) for part in parts]))
 
     attention, mlp = f"{_LAYER}self_attn.", f"{_LAYER}mlp."
     projections = [f"{attention}{part}_proj" for part in "qkv"]
     biases = [read(f"{part}.bias") for part in projections] if config.has_bias else []
+    ids = _target_ids(files.read(names["d2t"]), config) if "d2t" in names else None
+    has_rows = "lm_head.weight" in names
     return HeadWeights(
         input_norm=maybe("input_norm.weight"),
         fc=packed("fc.weight"),
@@ -84,9 +117,9 @@ def load_weights(directory: Path, config: HeadConfig, dtype: torch.dtype) -> Hea
         gate_up=packed(f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"),
         down=packed(f"{mlp}down_proj.weight"),
         norm=read("norm.weight"),
-        lm_head=packed("lm_head.weight"),
+        lm_head=packed("lm_head.weight") if has_rows else kept.pack(logit_rows(ids)),
         embed=maybe("embed_tokens.weight"),
-        target_ids=_target_ids(files.read(names["d2t"]), config) if "d2t" in names else None,
+        target_ids=ids,
     )
 
 
@@ -97,7 +130,6 @@ def _expected(config: HeadConfig) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {
         "fc.weight": (hidden, config.num_taps * config.target_hidden_size),
         "norm.weight": (hidden,),
-        "lm_head.weight": (config.draft_vocab_size, hidden),
         f"{_LAYER}self_attn.o_proj.weight": (hidden, config.num_heads * config.head_size),
         f"{_LAYER}mlp.gate_proj.weight": (config.intermediate_size, hidden),
         f"{_LAYER}mlp.up_proj.weight": (config.intermediate_size, hidden),
@@ -125,8 +157,9 @@ def _match(found: Mapping[str, Shape], config: HeadConfig) -> dict[str, str]:
     names = {_plain(name): name for name in found}
     names = {name: given for name, given in names.items() if name not in _IGNORED}
     needed = _expected(config)
-    optional = {
+    optional = {  # without them it uses the target's
         "embed_tokens.weight": (config.vocab_size, config.hidden_size),
+        "lm_head.weight": (config.draft_vocab_size, config.hidden_size),
         "d2t": (config.draft_vocab_size,),
     }
     known = {**optional, **needed}

@@ -21,6 +21,7 @@ from plait.platform.scheduler import Scheduler
 from plait.speculative.eagle import EagleSource, HeadBounds
 from plait.speculative.eagle_config import is_head, read_head_config
 from plait.speculative.eagle_head import load_head
+from plait.speculative.eagle_weights import Kept
 from plait.speculative.source import Want
 
 NUM_LAYERS = 5
@@ -204,6 +205,44 @@ def test_drafts_are_the_reference_s_greedy_chain(shape, target, tmp_path):
     check = comparison(world, shape, tensors)
     assert world.run(check) >= 20
     assert world.source.figures["faults"] == 0
+
+
+def test_a_head_without_logit_rows_has_the_model_s(target, tmp_path):
+    shape = HeadShape()
+    tensors = head_tensors(shape, 1)
+    known = tensors["d2t"] + torch.arange(shape.draft_vocab_size)
+    own = tensors.pop("lm_head.weight")
+    path = write_head(tmp_path, shape, tensors)
+    rows = target[1].lm_head.weight.detach()[known].float()
+    assert rows.shape == own.shape
+    world = World(target, path)
+    for prompt in PROMPTS:
+        world.add(prompt)
+    check = comparison(world, shape, {**tensors, "lm_head.weight": rows})
+    assert world.run(check) >= 20
+
+
+@pytest.mark.parametrize(("bits", "error"), [(8, 0.02), (4, 0.25)])
+def test_matrices_of_a_head_can_be_kept_as_codes(bits, error, target, tmp_path):
+    path, shape, _ = make_head(tmp_path)
+    heads = [load_head(path, target[0], kept) for kept in (Kept(), Kept(bits=bits))]
+    rows = torch.randn(9, shape.hidden_size, generator=torch.Generator().manual_seed(1))
+    exact, near = (head.logits(rows) for head in heads)
+    assert 0 < (near - exact).norm() / exact.norm() < error
+    assert heads[1].weight_bytes < heads[0].weight_bytes
+
+
+def test_a_head_is_kept_as_the_model_is(target, tmp_path):
+    path, *_ = make_head(tmp_path)
+    sizes = {}
+    for quantization in ("auto", "int8"):
+        options = Options(model="x", draft_model=str(path), quantization=quantization)
+        sizes[quantization] = load_drafting_head(path, options, target[0]).sizes.weight_bytes
+    assert sizes["int8"] == sizes["auto"], "the options are what the model was loaded with"
+    (tmp_path / "target").mkdir()
+    executor, _ = load_target(tmp_path / "target", quantization="int8")
+    loaded = load_drafting_head(path, Options(model="x", draft_model=str(path)), executor)
+    assert loaded.sizes.weight_bytes < 0.6 * sizes["auto"]
 
 
 def test_drafts_are_right_after_accepted_and_rejected_ones(target, tmp_path):
