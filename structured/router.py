@@ -90,8 +90,9 @@ def _schema(spec: GrammarSpec, schema: Any, *, build: bool) -> Route:
 def of_written(found: Normalised, spec: GrammarSpec, *, build: bool = True) -> Route:
     """The route of a normalised schema without refusals."""
     spaces = whitespace.read(spec)
-    doubts = prove.doubts(found.schema) or found.checks  # which need strings of one spelling
-    if spaces.pattern is None and not doubts and xgrammar_version() in prove.PROVEN_XGRAMMAR:
+    is_known = xgrammar_version() in prove.PROVEN_XGRAMMAR
+    # Checks need strings of one spelling.
+    if is_known and not found.checks and spaces.pattern is None and prove.is_proven(found.schema):
         options = whitespace.for_xgrammar(spaces)
         if _xgrammar_reads(found.schema, options):
             return _routed("xgrammar", found, options, ())

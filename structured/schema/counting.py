@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from plait.structured.schema.derive import derivative, nullable, representatives
+from plait.structured.schema.derive import derivative, next_points, nullable, representatives
 from plait.structured.schema.regex import (
     DIGIT,
     EMPTY,
@@ -142,12 +142,7 @@ def of_words(texts: Sequence[str]) -> Automaton:
 @lru_cache(maxsize=256)
 def build(nodes: tuple[Node, ...], alphabet: Ranges = SPELLABLE) -> Automaton | None:
     """The automaton of the texts in all the languages; None where it is large, or empty."""
-    points = representatives(nodes)
-    ends = [*(point - 1 for point in points[1:]), MAX_CHAR]
-    spelled = [
-        (low, common(alphabet, ((low, high),))) for low, high in zip(points, ends, strict=True)
-    ]
-    letters = [(low, kept) for low, kept in spelled if kept]
+    num_points = len(representatives(nodes))
     size = sum(1 for node in nodes for _ in walk(node))
     states = {nodes: 0}
     arrows: list[list[tuple[int, int, int]]] = []
@@ -155,18 +150,24 @@ def build(nodes: tuple[Node, ...], alphabet: Ranges = SPELLABLE) -> Automaton | 
     while waiting:
         state = waiting.pop(0)
         arrows.append([])
-        for low, kept in letters:
+        points = next_points(state)  # fewer than those of all places together
+        for low, high in zip(points, [*(point - 1 for point in points[1:]), MAX_CHAR], strict=True):
             after = tuple(derivative(node, low) for node in state)
-            if NOTHING in after:
+            if NOTHING in after or not (kept := _within(alphabet, low, high)):
                 continue
             if after not in states:
                 states[after] = len(states)
                 waiting.append(after)
             arrows[-1] += [(a, b, states[after]) for a, b in kept]
-        if len(states) > MAX_STATES or len(states) * len(points) * size > MAX_STEPS:
+        if len(states) > MAX_STATES or len(states) * num_points * size > MAX_STEPS:
             return None
     accepting = [all(map(nullable, state)) for state in states]
     return _alive(accepting, arrows)
+
+
+@lru_cache(maxsize=4096)
+def _within(alphabet: Ranges, low: int, high: int) -> Ranges:
+    return common(alphabet, ((low, high),))
 
 
 def _alive(accepting: list[bool], arrows: list[list[tuple[int, int, int]]]) -> Automaton | None:

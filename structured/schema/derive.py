@@ -73,6 +73,28 @@ def representatives(nodes: Iterable[Node]) -> list[int]:
     return sorted(frozenset({0}).union(*map(_starts, nodes)))
 
 
+def next_points(nodes: Iterable[Node]) -> list[int]:
+    """As `representatives`, of characters that no node tells apart as the very next one."""
+    return sorted(frozenset({0}).union(*map(_next_starts, nodes)))
+
+
+@lru_cache(maxsize=16384)
+def _next_starts(node: Node) -> frozenset[int]:
+    if isinstance(node, Chars):
+        return _starts(node)
+    if isinstance(node, Alt):
+        return frozenset[int]().union(*map(_next_starts, node.options))
+    if isinstance(node, Repeat):
+        return _next_starts(node.node)
+    assert isinstance(node, Seq), "anchors are gone by now"
+    found = frozenset[int]()
+    for part in node.parts:
+        found |= _next_starts(part)
+        if not nullable(part):
+            break
+    return found
+
+
 @lru_cache(maxsize=4096)
 def _starts(node: Node) -> frozenset[int]:
     """Where the character sets of a node begin, and where they have ended."""

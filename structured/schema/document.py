@@ -69,6 +69,7 @@ class Document:
         waiting = [(start, schema, base)]
         while waiting:
             at, schema, base = waiting.pop()
+            self._nodes[at] = schema
             if not isinstance(schema, dict):
                 continue
             base = self._name(at, schema, base)

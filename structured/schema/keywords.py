@@ -51,7 +51,11 @@ def groups(
     reader: Reader, at: str, schema: Schema, kind: str, positive: bool
 ) -> list[Alternatives]:
     """What the keywords for this type say, each on its own."""
-    return [group for read in _BY_TYPE[kind] for group in read(reader, at, schema, positive)]
+    found: list[Alternatives] = []
+    for names, read in _BY_TYPE[kind]:
+        if not names.isdisjoint(schema):
+            found += read(reader, at, schema, positive)
+    return found
 
 
 def _poison(at: str, keyword: str, why: str, instead: str) -> Alternatives:
@@ -356,11 +360,36 @@ _size = _span(("minProperties", "maxProperties"), lambda at, low, high: Size(low
 _count = _span(("minItems", "maxItems"), lambda _, low, high: Count(low, high))
 _length = _span(("minLength", "maxLength"), lambda _, low, high: Length(low, high))
 
-_BY_TYPE: dict[str, tuple[Reading, ...]] = {
+
+def _table(*readings: tuple[str, Reading]) -> tuple[tuple[frozenset[str], Reading], ...]:
+    return tuple((frozenset(names.split()), read) for names, read in readings)
+
+
+# By type: readings, and the keywords without which they have nothing to say.
+_BY_TYPE: dict[str, tuple[tuple[frozenset[str], Reading], ...]] = {
     "null": (),
     "boolean": (),
-    "number": (_bounds, _multiple),
-    "string": (_length, _pattern, _format),
-    "array": (_items, _count, _contains, _unique),
-    "object": (_properties, _required, _keys, _names, _size, _dependent),
+    "number": _table(
+        ("minimum maximum exclusiveMinimum exclusiveMaximum", _bounds),
+        ("multipleOf divisibleBy", _multiple),
+    ),
+    "string": _table(
+        ("minLength maxLength", _length),
+        ("pattern", _pattern),
+        ("format", _format),
+    ),
+    "array": _table(
+        ("items prefixItems additionalItems", _items),
+        ("minItems maxItems", _count),
+        ("contains", _contains),
+        ("uniqueItems", _unique),
+    ),
+    "object": _table(
+        ("properties", _properties),
+        ("required", _required),
+        ("patternProperties additionalProperties", _keys),
+        ("propertyNames", _names),
+        ("minProperties maxProperties", _size),
+        ("dependentRequired dependencies", _dependent),
+    ),
 }

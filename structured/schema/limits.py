@@ -77,17 +77,19 @@ def _check_counts(schema: Any, limits: Limits, param: str) -> None:
     num_properties = 0
     while waiting:
         node, path = waiting.pop()
-        if isinstance(node, list):
-            waiting += [(child, (path, i)) for i, child in enumerate(node)]
-        if isinstance(node, int) and abs(node) > _MAX_NUMBER:
-            raise GrammarTooComplex(
-                f"{_pointer(path)}: a number beyond {float(_MAX_NUMBER):g} cannot be compared; "
-                "leave it out, or write it as a string",
-                param=param,
-            )
-        if not isinstance(node, dict):
+        if isinstance(node, bool):
             continue
-        waiting += [(child, (path, key)) for key, child in node.items()]
+        for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+            if isinstance(child, dict | list):
+                waiting.append((child, (path, key)))
+            elif isinstance(child, int) and abs(child) > _MAX_NUMBER:
+                raise GrammarTooComplex(
+                    f"{_pointer((path, key))}: a number beyond {float(_MAX_NUMBER):g} cannot be "
+                    "compared; leave it out, or write it as a string",
+                    param=param,
+                )
+        if isinstance(node, list):
+            continue
         properties, enum = node.get("properties"), node.get("enum")
         num_properties += len(properties) if isinstance(properties, dict) else 0
         if isinstance(enum, list) and len(enum) > limits.max_enum:

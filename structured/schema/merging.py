@@ -29,7 +29,6 @@ from plait.structured.schema.derive import disjoint, without
 from plait.structured.schema.holding import all_hold
 from plait.structured.schema.refusal import Refusal, Undecidable
 from plait.structured.schema.shapes import Listed, Narrowed, Number, Refused, Shape, String
-from plait.structured.schema.values import TYPES
 
 if TYPE_CHECKING:
     from plait.structured.schema.reading import Reader
@@ -92,7 +91,7 @@ class Merger:
         try:
             empty = all(
                 self.is_dead(branch, kind)
-                for kind in TYPES
+                for kind in reader.kinds(formula)
                 for branch in reader.branches(formula, kind)
             )
         except Circle:
@@ -106,7 +105,7 @@ class Merger:
         """The shapes of a formula with their types, each once."""
         found = dict.fromkeys(
             (kind, shape)
-            for kind in TYPES
+            for kind in self._reader.kinds(formula)
             for branch in self._reader.branches(formula, kind)
             for shape in self.shapes(branch, kind)
         )

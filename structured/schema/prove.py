@@ -37,6 +37,20 @@ class Doubt:
     why: str
 
 
+def is_proven(schema: Any) -> bool:
+    """Whether xgrammar enforces a written schema, and compiles it quickly."""
+    return not _is_large(schema) and not doubts(schema)
+
+
+def _is_large(schema: Any) -> bool:
+    waiting = [schema]
+    for number, node in enumerate(waiting):
+        if number == MAX_NODES:
+            return True
+        waiting += inner(node)
+    return False
+
+
 def doubts(schema: Any) -> list[Doubt]:
     """All that keeps a written schema from xgrammar; nothing where it is proven and cheap."""
     found: dict[Doubt, None] = {}
@@ -67,14 +81,8 @@ def _of_node(node: Any) -> list[Doubt]:
     kind = node.get("type")
     if keys == {"type"}:
         return []
-    checks = {
-        "object": _object,
-        "array": _array,
-        "string": _string,
-        "integer": _integer,
-    }
-    if isinstance(kind, str) and kind in checks:
-        return checks[kind](node)
+    if isinstance(kind, str) and kind in _OF_KIND:
+        return _OF_KIND[kind](node)
     return [Doubt(key, f"not exact for {kind}") for key in sorted(keys - {"type"})]
 
 
@@ -117,7 +125,7 @@ def _whole_numbers(value: Any) -> Iterator[int | float]:
     if isinstance(value, list | dict):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _whole_numbers(each)
-    elif is_integer(value) and not isinstance(value, bool):
+    elif not isinstance(value, str) and is_integer(value) and not isinstance(value, bool):
         yield value
 
 
@@ -169,6 +177,9 @@ def _string(node: dict[str, Any]) -> list[Doubt]:
     if "pattern" in node and not is_simple(regex.fullmatch(node["pattern"])):
         found.append(Doubt("pattern", "it allows what JSON escapes, or repeats long"))
     return found
+
+
+_OF_KIND = {"object": _object, "array": _array, "string": _string, "integer": _integer}
 
 
 def is_simple(node: regex.Node) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Collection
 from typing import Any
 
 from plait.platform.errors import GrammarTooComplex, InvalidSchema
@@ -47,6 +48,18 @@ _MAX_EXCLUSIVE = 6  # anyOf members of which each subset is a branch of its own
 _MAX_ALONE = 4_096  # ways in which only one member of oneOf holds: beyond, some are chosen
 _MAX_KEPT = 12
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_APPLYING = frozenset(
+    {
+        *_REFERENCES,
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "dependentSchemas",
+        "dependencies",
+    }
+)
 
 
 class Reader:
@@ -63,7 +76,7 @@ class Reader:
         self._open: set[tuple[Literal, str, bool]] = set()
         self._conjunctions: dict[tuple[Formula, ...], Formula] = {}
         self._of_formulas: dict[tuple[Formula, str], Alternatives] = {}
-        self._named: dict[str, frozenset[str] | None] = {}
+        self._named: dict[str, Collection[str]] = {}
         self._disjoint: dict[tuple[Literal, Literal, str], bool] = {}
 
     def spend(self, amount: int) -> None:
@@ -123,7 +136,20 @@ class Reader:
             found = self._of_formulas[key] = self._branches(formula, kind)
         return found
 
+    def kinds(self, formula: Formula) -> tuple[str, ...]:
+        """The JSON types that values of a formula may have, as far as its schemas name them."""
+        found: tuple[str, ...] = () if formula == NEVER else TYPES
+        for pointer, positive in formula if found else ():
+            named = self._kinds_of(pointer) if positive else TYPES
+            if named != TYPES:
+                found = tuple(kind for kind in found if kind in named)
+        return found
+
     def _branches(self, formula: Formula, kind: str) -> Alternatives:
+        if len(formula) == 1:
+            (literal,) = formula
+            found = self.alternatives(literal, kind)
+            return found if len(found) <= 1 else self._joint([found], kind)
         ordered = sorted(formula, key=lambda each: (not each.positive, len(each.pointer), each))
         try:
             groups = [self.alternatives(literal, kind) for literal in ordered]
@@ -185,37 +211,39 @@ class Reader:
 
     def _may_be(self, pointer: str, kind: str) -> bool:
         """Whether the `type` of a schema allows a JSON type: what rules most of them out."""
-        if pointer not in self._named:
-            self._named[pointer] = None  # a circle of references rules nothing out
-            self._named[pointer] = self._kinds(pointer)
-        kinds = self._named[pointer]
-        return kinds is None or kind in kinds
+        return kind in self._kinds_of(pointer)
 
-    def _kinds(self, pointer: str) -> frozenset[str] | None:
-        """The JSON types that a schema names or lists at once; None where it does neither."""
+    def _kinds_of(self, pointer: str) -> Collection[str]:
+        """The JSON types that a schema names or lists at once; all where it does neither."""
+        found = self._named.get(pointer)
+        if found is None:
+            self._named[pointer] = TYPES  # a circle of references rules nothing out
+            found = self._named[pointer] = self._find_kinds(pointer)
+        return found
+
+    def _find_kinds(self, pointer: str) -> Collection[str]:
         schema = self.document.at(pointer)
         if not isinstance(schema, dict):
-            return None
+            return TYPES
         if self._is_reference(schema):
             return self._kinds_behind(pointer, schema["$ref"])
         named = schema.get("type")
         if isinstance(named, str) and schema.get("nullable") is not True:
             named = "number" if named == "integer" else named
-            return frozenset({named}) if named in TYPES else None
+            return (named,) if named in TYPES else TYPES
         if "type" in schema:
-            return None
+            return TYPES
         if "const" in schema:
-            return frozenset({type_of(schema["const"])})
+            return (type_of(schema["const"]),)
         enum = schema.get("enum")
-        return frozenset(map(type_of, enum)) if isinstance(enum, list) else None
+        return frozenset(map(type_of, enum)) if isinstance(enum, list) else TYPES
 
-    def _kinds_behind(self, pointer: str, ref: str) -> frozenset[str] | None:
+    def _kinds_behind(self, pointer: str, ref: str) -> Collection[str]:
         try:
             target = self.document.resolve(pointer, "$ref", ref)
         except Undecidable:
-            return None
-        self._may_be(target, "")
-        return self._named[target]
+            return TYPES
+        return self._kinds_of(target)
 
     def _is_reference(self, schema: dict[str, Any]) -> bool:
         """Whether a schema says what another does, and no more."""
@@ -282,7 +310,9 @@ class Reader:
         return groups
 
     def _type(self, at: str, schema: dict[str, Any], kind: str, positive: bool) -> Alternatives:
-        named = schema.get("type", list(TYPES))
+        if schema.get("type", kind) == kind:
+            return ALWAYS if positive else NEITHER
+        named = schema["type"]
         names = {named} if isinstance(named, str) else named
         if not isinstance(named, str | list) or not all(isinstance(n, str) for n in names):
             raise self.invalid(f"{at}/type", "'type' is a name or a list of names")
@@ -350,6 +380,8 @@ class Reader:
         self, at: str, schema: dict[str, Any], kind: str, apart: bool, positive: bool
     ) -> list[Alternatives]:
         """The keywords that apply schemas to the value itself."""
+        if _APPLYING.isdisjoint(schema):
+            return []
         groups = [
             self._reference(at, keyword, kind, apart, positive)
             for keyword in _REFERENCES

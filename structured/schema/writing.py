@@ -37,6 +37,21 @@ _DOUBLE_INT = 2**53  # to here each whole number is a double
 _INT64 = Fraction(2**63 - 1024)  # the last double of 64 bits
 
 
+# Where schemas lie inside a written schema.
+_SINGLE = frozenset({"items", "additionalProperties"})
+_LISTS = frozenset({"anyOf", "prefixItems"})
+_MAPS = frozenset({"properties", "patternProperties", "$defs"})
+
+_UNSAID = (Narrowed, Refused)
+_WHOLE = Number(integer=True)
+_EVERY: dict[str, Shape] = {
+    "number": Number(),
+    "string": String(),
+    "array": Array(rest=TRUE),
+    "object": Object(rest=TRUE),
+}
+
+
 class Writer:
     """Writes the formulas of one reader."""
 
@@ -105,12 +120,12 @@ class Writer:
             return False
         at = min((literal.pointer for literal in formula), key=len, default="")
         shapes = [(kind, _countable(shape)) for kind, shape in shapes]
-        alone = all(isinstance(shape, Narrowed | Refused) for _, shape in shapes)
+        alone = all(isinstance(shape, _UNSAID) for _, shape in shapes)
         denies = not all(literal.positive for literal in formula)
         for _, shape in shapes:
             if isinstance(shape, Object) and shape.rest != NEVER:
                 self.open_objects[at] = None
-            if isinstance(shape, Narrowed | Refused):
+            if isinstance(shape, _UNSAID):
                 found = shape.refusal.placed(at)
                 harmless = isinstance(shape, Narrowed) or (denies and found.denial)
                 (self.narrowed if harmless and not alone else self.refusals)[found] = None
@@ -137,8 +152,9 @@ class Writer:
             originals = self._reader.originals
             yield {"enum": [originals.get(t, json.loads(t)) for t in dict.fromkeys(listed)]}
         for kind, shape in shapes:
-            covered = free.get(kind) == kind or _bare(kind, shape) is not None
-            if not covered and not isinstance(shape, Listed | Narrowed | Refused):
+            if free.get(kind) == kind or isinstance(shape, (Listed, *_UNSAID)):
+                continue
+            if _bare(kind, shape) is None:
                 yield self._shape(shape)
 
     def _shape(self, shape: Shape) -> dict[str, Any]:
@@ -184,19 +200,13 @@ class Writer:
 
 def _bare(kind: str, shape: Shape) -> str | None:
     """The name of a type of which the shape leaves nothing out."""
-    if shape == Listed(("null",)):
-        return "null"
     if isinstance(shape, Listed):
+        if shape.values == ("null",):
+            return "null"
         return "boolean" if set(shape.values) == {"false", "true"} else None
-    if shape == Number(integer=True):
+    if shape == _WHOLE:
         return "integer"
-    every = {
-        "number": Number(),
-        "string": String(),
-        "array": Array(rest=TRUE),
-        "object": Object(rest=TRUE),
-    }
-    return kind if shape == every.get(kind) else None
+    return kind if shape == _EVERY.get(kind) else None
 
 
 def _number(shape: Number) -> dict[str, Any]:
@@ -277,28 +287,25 @@ def mapped(schema: Any, change: Callable[[Any], Any]) -> Any:
     if not isinstance(schema, dict):
         return schema
     found = dict(schema)
-    for key in ("items", "additionalProperties"):
-        if key in found:
-            found[key] = change(found[key])
-    for key in ("anyOf", "prefixItems"):
-        if key in found:
-            found[key] = [change(each) for each in found[key]]
-    for key in ("properties", "patternProperties", "$defs"):
-        if key in found:
-            found[key] = {name: change(each) for name, each in found[key].items()}
+    for key in _SINGLE & found.keys():
+        found[key] = change(found[key])
+    for key in _LISTS & found.keys():
+        found[key] = [change(each) for each in found[key]]
+    for key in _MAPS & found.keys():
+        found[key] = {name: change(each) for name, each in found[key].items()}
     return found
 
 
 def inner(schema: Any) -> list[Any]:
     """The schemas directly inside a written schema, as `mapped` finds them."""
-    if not isinstance(schema, dict):
-        return []
-    found = [schema[key] for key in ("items", "additionalProperties") if key in schema]
-    for key in ("anyOf", "prefixItems"):
-        found += schema.get(key, ())
-    for key in ("properties", "patternProperties", "$defs"):
-        if key in schema:
-            found += schema[key].values()
+    found: list[Any] = []
+    for key, value in schema.items() if isinstance(schema, dict) else ():
+        if key in _SINGLE:
+            found.append(value)
+        elif key in _LISTS:
+            found += value
+        elif key in _MAPS:
+            found += value.values()
     return found
 
 
