@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from plait.structured.vocabulary import Mask, Vocabulary
 
 Clock = Callable[[], float]
-Ids = npt.NDArray[np.int_]
+Ids = npt.NDArray[np.integer[Any]]
 
 NUM_TRIES = 2  # that must be too slow
 NUM_TOKENS = 6  # of each of four walks
@@ -39,7 +39,7 @@ _NUM_VETOED = 4  # tokens of a row that a sampler may have to ask about
 
 _NUM_ALIKE = 16
 _LEADING = rb'{["(\<'  # what texts go deeper with
-_AT_ONCE = 4096  # tokens that are looked through for those that may follow
+_FRONT = 2048  # tokens that are looked through first for those that may follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +66,13 @@ class Trial:
     def check(self, compiled: CompiledGrammar, backend: Backend, *, compile_s: float = 0.0) -> None:
         """Raise `GrammarTooComplex` where masks take too long, or cannot be made at all.
 
-        `compile_s`: what compiling took. A backend that opens by compiling anew may open the first
-        time without.
+        `compile_s`: what compiling took. A backend that opens by compiling may hand out what it has
+        just compiled, and would then seem to open in no time.
         """
-        opens_by_compiling = compiled.backend == "llguidance"
+        open_s = compile_s if backend.opens_by_compiling else 0.0
         for number in range(NUM_TRIES):
             try:
-                self._try(compiled, backend, compile_s if opens_by_compiling and not number else 0)
+                self._try(compiled, backend, 0.0 if number else open_s)
                 return
             except TooSlow as slow:
                 reason = f"is too slow to hold an answer to: {slow}"
@@ -90,18 +90,19 @@ class Trial:
         """Sort the vocabulary now."""
         _ = self._tastes
 
-    def _try(self, compiled: CompiledGrammar, backend: Backend, compile_s: float) -> None:
+    def _try(self, compiled: CompiledGrammar, backend: Backend, open_s: float) -> None:
         began = self.clock()
         grammar = backend.load(compiled.payload)
-        seconds = max(self.clock() - began, compile_s)
+        seconds = max(self.clock() - began, open_s)
         if seconds > self.limits.open_s:
             raise TooSlow(_beyond("opening it", seconds, self.limits.open_s))
         # A text is the same in each try and on each machine: the key is made of the content.
-        seed = int(compiled.key[:16], 16)
+        rng = np.random.default_rng(int(compiled.key[:16], 16))
+        start = self._matcher(grammar, compiled)
+        sight = _look(start, self.clock)
         spent: list[float] = []
-        for number, taste in enumerate(self._tastes):
-            rng = np.random.default_rng((seed, number))
-            walk = _Walk(self._matcher(grammar, compiled), taste, rng, self.clock)
+        for taste in self._tastes:
+            walk = _Walk(start, sight, taste, rng, self.clock)
             for _ in range(NUM_TOKENS):
                 spent.append(walk.step())
                 self._judge(spent)
@@ -139,68 +140,87 @@ class _Taste:
     """Tokens by how much a walk likes them."""
 
     order: Ids  # the best first
+    ranks: Ids  # where each stands there
     num_alike: int | None  # of those that may follow, one of so many is taken
 
     @classmethod
     def of(cls, worth: Ids) -> _Taste:
-        order = np.argsort(-worth, kind="stable")
-        return cls(order=order, num_alike=_NUM_ALIKE if worth.any() else None)
+        order = np.argsort(-worth, kind="stable").astype(np.int32)
+        ranks = np.empty_like(order)
+        ranks[order] = np.arange(len(order), dtype=np.int32)
+        return cls(order=order, ranks=ranks, num_alike=_NUM_ALIKE if worth.any() else None)
+
+    def best(self, allowed: npt.NDArray[np.bool_]) -> Ids:
+        """Of the tokens that may follow, those between which it has no preference."""
+        if self.num_alike is None:
+            return np.flatnonzero(allowed)
+        front = self.order[:_FRONT]
+        found = front[allowed[front]]  # mostly there are enough
+        if len(found) < self.num_alike:
+            found = self.order[np.sort(self.ranks[np.flatnonzero(allowed)])]
+        return found[: self.num_alike]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sight:
+    """What the engine has to find out at one place of a text, and what that took."""
+
+    allowed: npt.NDArray[np.bool_]  # tokens that may follow, never an end
+    seconds: float
+    ended: bool
+
+
+def _look(matcher: Matcher, clock: Clock) -> _Sight:
+    row: Mask = np.zeros(matcher.vocabulary.num_words, np.int32)
+    began = clock()
+    ended = matcher.finished
+    if not ended:
+        matcher.forced_tokens(_NUM_FORCED)
+        if not matcher.fill(row):
+            row[:] = -1
+    seconds = clock() - began
+    bits = (row & ~matcher.vocabulary.end_mask).view(np.uint8)
+    allowed = np.unpackbits(bits, bitorder="little").view(np.bool_)
+    return _Sight(allowed=allowed, seconds=seconds, ended=ended)
 
 
 class _Walk:
-    """One text, and what the engine would have to do for each token of it."""
+    """One text, and what the engine would have to do for each token of it.
+
+    All walks begin at one place, which is looked at once and counts for each of them.
+    """
 
     def __init__(
-        self, matcher: Matcher, taste: _Taste, rng: np.random.Generator, clock: Clock
+        self, start: Matcher, sight: _Sight, taste: _Taste, rng: np.random.Generator, clock: Clock
     ) -> None:
-        self._matcher = matcher
+        self._matcher = start.copy()
+        self._sight: _Sight | None = sight
         self._taste = taste
         self._rng = rng
         self._clock = clock
-        self._row: Mask = np.zeros(matcher.vocabulary.num_words, np.int32)
         self.ended = False
 
     def step(self) -> float:
         """Go on by one token, and return what that took."""
-        began = self._clock()
-        self.ended = self._matcher.finished
+        sight, self._sight = self._sight or _look(self._matcher, self._clock), None
+        self.ended = sight.ended
         if self.ended:
-            return self._clock() - began
-        self._matcher.forced_tokens(_NUM_FORCED)
-        if not self._matcher.fill(self._row):
-            self._row[:] = -1
-        seconds = self._clock() - began
-        chosen = self._chosen()  # not the engine's work
+            return sight.seconds
+        chosen = self._chosen(sight.allowed)  # not the engine's work
         began = self._clock()
         self.ended = not any(map(self._advances, chosen))
-        return seconds + self._clock() - began
+        return sight.seconds + self._clock() - began
 
     def _advances(self, token: int) -> bool:
         return not self._matcher.vetoes(token) and self._matcher.accept(token)
 
-    def _chosen(self) -> list[int]:
-        """A few tokens that may follow, never an end: first of those that are preferred."""
-        row = self._row & ~self._matcher.vocabulary.end_mask
-        allowed = np.unpackbits(row.view(np.uint8), bitorder="little").view(np.bool_)
-        if self._taste.num_alike is None:
-            best = np.flatnonzero(allowed)
-        else:
-            best = self._best(allowed, self._taste.num_alike)
+    def _chosen(self, allowed: npt.NDArray[np.bool_]) -> list[int]:
+        """A few tokens that may follow: one of them is not vetoed."""
+        best = self._taste.best(allowed)
         if not len(best):
             return []
         chosen: list[int] = best[self._rng.integers(len(best), size=_NUM_VETOED)].tolist()
         return chosen
-
-    def _best(self, allowed: npt.NDArray[np.bool_], count: int) -> Ids:
-        """The first allowed ones in the taste's order, which are mostly near its front."""
-        order = self._taste.order
-        found = order[:0]
-        for start in range(0, len(order), _AT_ONCE):
-            some = order[start : start + _AT_ONCE]
-            found = np.concatenate((found, some[allowed[some]]))
-            if len(found) >= count:
-                break
-        return found[:count]
 
 
 def _beyond(what: str, seconds: float, limit: float) -> str:

@@ -8,6 +8,7 @@ that a parser is only asked what both answer alike.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from plait.platform.errors import Unsupported
@@ -68,6 +69,8 @@ class Grammar(Protocol):
 class Backend(Protocol):
     """One library, for one vocabulary. Thread-safe."""
 
+    opens_by_compiling: bool  # `load` does all that `compile` did
+
     def compile(self, kind: GrammarKind, content: Any, options: Mapping[str, Any]) -> bytes:
         """What `load` takes. Content and options are those of a `Route`.
 
@@ -92,8 +95,9 @@ class ParserFault(Exception):
     """A library broke down on a grammar that it had compiled: our fault, not the user's."""
 
 
+@lru_cache(maxsize=8)
 def version(name: str) -> str:
-    """The installed version of a backend's library."""
+    """The installed version of a backend's library; to look takes a millisecond."""
     from importlib.metadata import version as installed
 
     return installed(name)

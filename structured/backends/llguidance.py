@@ -75,6 +75,8 @@ _MAX_FORCED_BYTES = 64 * 1024
 class LLGuidanceBackend:
     """llguidance for one vocabulary."""
 
+    opens_by_compiling = True
+
     def __init__(self, vocabulary: Vocabulary, *, sliced: bool = True) -> None:
         import llguidance
 

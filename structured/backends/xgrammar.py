@@ -34,6 +34,8 @@ _CACHE_BYTES = 128 << 20  # of the rules that grammars share, in the process tha
 class XGrammarBackend:
     """xgrammar for one vocabulary."""
 
+    opens_by_compiling = False
+
     def __init__(self, vocabulary: Vocabulary, library: Any) -> None:
         self._library = library
         # No stop token may be missing: the library would look for one by its name.

@@ -9,7 +9,7 @@ import pytest
 from support.grammars import backend, vocabulary
 
 from plait.platform.errors import GrammarTooComplex
-from plait.structured.backends import Grammar
+from plait.structured.backends import Grammar, Parser
 from plait.structured.compiler import Compiler
 from plait.structured.patience import ALLOWED_S, MOST_S, Patience
 from plait.structured.spec import CompiledGrammar, GrammarKind, GrammarSpec
@@ -49,25 +49,31 @@ class Recording:
 
     def __init__(self, name: str) -> None:
         self._backend = backend(name)
+        self.opens_by_compiling = self._backend.opens_by_compiling
         self.accepted: list[int] = []
 
     def load(self, payload: bytes) -> Grammar:
         grammar, accepted = self._backend.load(payload), self.accepted
 
+        def told(parser: Parser) -> Parser:
+            accept, copy = parser.accept, parser.copy
+
+            class Told(type(parser)):  # type: ignore[misc]
+                def accept(self, token: int) -> bool:
+                    accepted.append(token)
+                    return accept(token)
+
+                def copy(self) -> Parser:
+                    return told(copy())
+
+            parser.__class__ = Told
+            return parser
+
         class Parsers:
-            def parser(self) -> object:
-                parser = grammar.parser()
-                accept = parser.accept
+            def parser(self) -> Parser:
+                return told(grammar.parser())
 
-                class Told(type(parser)):  # type: ignore[misc]
-                    def accept(self, token: int) -> bool:
-                        accepted.append(token)
-                        return accept(token)
-
-                parser.__class__ = Told
-                return parser
-
-        return Parsers()  # type: ignore[return-value]
+        return Parsers()
 
 
 @pytest.mark.parametrize("name", SPECS)
