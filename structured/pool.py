@@ -13,7 +13,7 @@ import json
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,17 +22,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from plait.platform.errors import (
-    BadRequest,
-    GrammarTooComplex,
-    InternalError,
-    InvalidSchema,
-    Overloaded,
-    by_code,
-)
+from plait.platform.errors import BadRequest, Overloaded, by_code
 from plait.structured import backends, frames
 from plait.structured.cache import DiskCache, MemoryCache
 from plait.structured.spec import CompiledGrammar
+from plait.structured.work import (
+    FairQueue,
+    Outcome,
+    Work,
+    flight_key,
+    internal,
+    job_of,
+    too_complex,
+)
 from plait.structured.worker import CompileWorker, Died, TookTooLong, WorkerLimits, WorkerLost
 
 if TYPE_CHECKING:
@@ -41,11 +43,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_CONTENT_BYTES = 1 << 20  # the router's own bounds are lower; this one is for what reads it
 _NUM_STARTS = 3  # of a worker, until the compiler counts as broken
 _REFUSAL_BYTES = 4096  # what a kept refusal counts for
-
-Outcome = CompiledGrammar | frames.Refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +73,6 @@ class PoolStats:
     cache_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Work:
-    """One compile, for all who wait for it."""
-
-    key: str
-    tenant: str
-    job: frames.Job
-    vocabulary: Vocabulary
-    outcome: Future[Outcome]
-
-
 class CompilePool:
     """Compiled grammars by content, from memory, disk or workers. Thread-safe.
 
@@ -111,8 +99,8 @@ class CompilePool:
         self._disk = self._open_disk()
         self._version = _version()
         self._lock = threading.Condition()
-        self._pending: dict[str, _Work] = {}
-        self._queue = _FairQueue()
+        self._pending: dict[str, Work] = {}
+        self._queue = FairQueue()
         self._counts: Counter[str] = Counter()
         self._tenants: Counter[str] = Counter()
         self._seconds = 0.0
@@ -203,7 +191,7 @@ class CompilePool:
     # --- caches and single flight ---
 
     def _submit(self, spec: GrammarSpec, tenant: str, vocabulary: Vocabulary) -> Future[Outcome]:
-        job = _job(spec, vocabulary)
+        job = job_of(spec, vocabulary)
         key = self._key(job)
         self.start()
         with self._lock:
@@ -211,8 +199,8 @@ class CompilePool:
             if known is not None:
                 return known
             self._check_room(tenant)
-            work = _Work(key=key, tenant=tenant, job=job, vocabulary=vocabulary, outcome=Future())
-            self._pending[_flight(key, spec.param)] = work
+            work = Work(key=key, tenant=tenant, job=job, vocabulary=vocabulary, outcome=Future())
+            self._pending[flight_key(key, spec.param)] = work
             self._tenants[tenant] += 1
             assert self._reader is not None
             self._reader.submit(self._look_up, work)
@@ -223,7 +211,7 @@ class CompilePool:
         if compiled is not None:
             self._counts["hits_memory"] += 1
             return _done(compiled)
-        flight = _flight(key, param)
+        flight = flight_key(key, param)
         refused = self._refused.get(flight)
         if refused is not None and refused[1] > time.monotonic():
             self._counts["hits_refused"] += 1
@@ -240,7 +228,7 @@ class CompilePool:
         if tenant and self._tenants[tenant] >= self._settings.max_pending_per_tenant:
             raise Overloaded("too many grammars of this API key wait to be compiled; retry shortly")
 
-    def _look_up(self, work: _Work) -> None:
+    def _look_up(self, work: Work) -> None:
         """On the reader's thread: from disk, or on to the workers. The disk raises nothing."""
         found = self._from_disk(work.key)
         if found is not None:
@@ -261,9 +249,9 @@ class CompilePool:
         except msgspec.MsgspecError:
             return None
 
-    def _settle(self, work: _Work, outcome: Outcome) -> None:
+    def _settle(self, work: Work, outcome: Outcome) -> None:
         """Keep an outcome and hand it to all who wait."""
-        flight = _flight(work.key, work.job.param)
+        flight = flight_key(work.key, work.job.param)
         if isinstance(outcome, CompiledGrammar):
             self._compiled.put(work.key, outcome, len(outcome.payload) + 512)
         elif issubclass(by_code(outcome.code), BadRequest):
@@ -301,9 +289,9 @@ class CompilePool:
                 worker = None
             finally:
                 # Whatever happened, nobody waits for ever; a work that is settled stays as it is.
-                self._settle(work, _internal("compiling the grammar failed", work))
+                self._settle(work, internal("compiling the grammar failed", work))
 
-    def _serve(self, work: _Work, worker: CompileWorker | None) -> CompileWorker | None:
+    def _serve(self, work: Work, worker: CompileWorker | None) -> CompileWorker | None:
         """Compile one; returns the worker to go on with."""
         worker = self._ready(worker)
         began = time.monotonic()
@@ -315,7 +303,7 @@ class CompilePool:
         return self._ready(worker)
 
     def _asked(
-        self, work: _Work, worker: CompileWorker | None
+        self, work: Work, worker: CompileWorker | None
     ) -> tuple[Outcome, CompileWorker | None]:
         """An outcome, and the worker, where it is still good.
 
@@ -323,7 +311,7 @@ class CompilePool:
         """
         for is_last in (False, True):
             if worker is None:
-                return _internal("the grammar compiler does not start", work), None
+                return internal("the grammar compiler does not start", work), None
             try:
                 worker.learn(work.vocabulary)
                 answer = worker.compile(work.job)
@@ -331,9 +319,9 @@ class CompilePool:
                 self._drop(worker)
                 self._count("killed_time")
                 if error.starting:
-                    return _internal("the grammar compiler takes too long to start", work), None
+                    return internal("the grammar compiler takes too long to start", work), None
                 text = f"compiling takes longer than {self._limits.wall_limit_s:g} s"
-                return _too_complex(text, work), None
+                return too_complex(text, work), None
             except Died as error:
                 self._drop(worker)
                 if not is_last and error.from_outside:
@@ -341,7 +329,7 @@ class CompilePool:
                     worker = self._ready(None)
                     continue
                 self._count("crashed")
-                return _too_complex("the compiler crashed on it or ran out of memory", work), None
+                return too_complex("the compiler crashed on it or ran out of memory", work), None
             if answer.retire:
                 self._count("retired")
                 self._drop(worker)
@@ -430,54 +418,6 @@ class CompilePool:
             self._counts[what] += 1
 
 
-class _FairQueue:
-    """Work in the order of arrival for each tenant, the tenants in turn."""
-
-    def __init__(self) -> None:
-        self._tenants: OrderedDict[str, deque[_Work]] = OrderedDict()
-
-    def put(self, work: _Work) -> None:
-        self._tenants.setdefault(work.tenant, deque()).append(work)
-
-    def get(self) -> _Work:
-        tenant, waiting = next(iter(self._tenants.items()))
-        work = waiting.popleft()
-        self._tenants.move_to_end(tenant)
-        if not waiting:
-            del self._tenants[tenant]
-        return work
-
-    def __bool__(self) -> bool:
-        return bool(self._tenants)
-
-
-def _job(spec: GrammarSpec, vocabulary: Vocabulary) -> frames.Job:
-    """Raises for content that is no JSON, or far too much."""
-    try:
-        content, options = json.dumps(spec.content), json.dumps(spec.options, sort_keys=True)
-    except RecursionError:
-        raise GrammarTooComplex("it is nested too deeply", param=spec.param) from None
-    except (TypeError, ValueError) as error:
-        raise InvalidSchema(f"it is no JSON: {error}", param=spec.param) from None
-    if len(content) + len(options) > MAX_CONTENT_BYTES:
-        raise GrammarTooComplex(
-            f"it has more than {MAX_CONTENT_BYTES:,} bytes, which is the limit", param=spec.param
-        )
-    return frames.Job(
-        digest=vocabulary.digest,
-        kind=spec.kind,
-        content=content,
-        param=spec.param,
-        strict=spec.strict,
-        options=options,
-    )
-
-
-def _flight(key: str, param: str) -> str:
-    """An error names the field; a grammar does not."""
-    return f"{key} {param}"
-
-
 def _given(outcome: Outcome, vocabulary: Vocabulary) -> CompiledGrammar:
     """The grammar, or its error as an exception of its own."""
     if isinstance(outcome, CompiledGrammar):
@@ -492,15 +432,6 @@ def _done(outcome: Outcome) -> Future[Outcome]:
     future: Future[Outcome] = Future()
     future.set_result(outcome)
     return future
-
-
-def _internal(text: str, work: _Work) -> frames.Refused:
-    return frames.Refused(InternalError.code, text, work.job.param)
-
-
-def _too_complex(text: str, work: _Work) -> frames.Refused:
-    message = f"the grammar is too complex: {text}. Simplify it or make it smaller"
-    return frames.Refused(GrammarTooComplex.code, message, work.job.param)
 
 
 def _version() -> str:
