@@ -18,17 +18,20 @@ START_TIMEOUT_S = 120.0
 
 
 @contextmanager
-def serving(path: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A server for the checkpoint; yields its URL and process."""
+def serving(
+    path: Path | None, *flags: str, log: Path = Path("/dev/null")
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server for the checkpoint, or for the default model; yields its URL and process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [
-        *(str(Path(sys.executable).with_name("plait")), "serve", str(path)),
-        *("--port", str(port), "--served-model-name", MODEL, "--kv-cache-memory", "64MiB"),
-        *("--threads", "1", *flags),
+        *(str(Path(sys.executable).with_name("plait")), "serve"),
+        *([] if path is None else [str(path), "--served-model-name", MODEL]),
+        *("--port", str(port), "--kv-cache-memory", "64MiB", "--threads", "1", *flags),
     ]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stderr=file)
     url = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -1,0 +1,124 @@
+"""Every example, run as a user runs it: against the default server, or in its own engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.server_process import serving
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+ADDRESS = "http://127.0.0.1:8000"  # that examples name
+PARTS = 'Path(__file__).parents[1] / "platform" / "demo" / "parts"'
+KEY = "secret"
+
+# What each prints, as far as that is no matter of chance.
+PRINTED = {
+    "adapter_client.py": r"sql: .SELECT AVG\(speed\) FROM ships WHERE harbour = 'Genoa'",
+    "adapter_offline.py": r"tone: .Could you please",
+    "adapter_push.py": r"step 2: strength 0\.[5-9]\d, .*Could you please",
+    "all_four.py": r"2 blue: Scene\(count=2, colour='blue', shape='square'\) drafts: .*grammar",
+    "chat_stream.py": r"\[\d+ prompt \+ \d+ answer tokens, (stop|length)\]",
+    "hot_swap.py": r"none failed: [^}]*sql.*\n[^$]*each generation has one answer: True",
+    "image_client.py": r"blue circles.*\n\[\d+ tokens are the picture's\]",
+    "langchain_client.py": r"Could you please.*\n(SELECT .*\n){2}product='toaster' problem='damaged'",
+    "many_requests.py": r"16 answers, 256 tokens",
+    "offline_batch.py": r"from the cache: \[0, [1-9]\d*, [1-9]\d*\]",
+    "offline_stream.py": r"least likely: .* mean log-probability -\d",
+    "speculation.py": r"(?s)the same text: True.*the same text: True",
+    "structured_client.py": r"order='A-40213' product='fish tank' problem='damaged' wish='refund'",
+    "structured_offline.py": r"A made-up person: \{.*\nIs the sky .* blue",
+    "tools_client.py": r"get_weather \{'city': 'Paris'\}",
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The default model's server, and what it says."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    with serving(None, "--admin-key", KEY, log=log) as (url, _):
+        yield url, log
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., str]:
+    """Runs an example, with another server's address in it; returns what it prints."""
+
+    def run(path: Path, url: str = ADDRESS) -> str:
+        copy = tmp_path / path.name
+        parts = PARTS.replace("Path(__file__).parents[1]", f"Path({str(ROOT)!r})")
+        copy.write_text(path.read_text().replace(ADDRESS, url).replace(PARTS, parts))
+        monkeypatch.setattr("sys.argv", [str(copy)])
+        monkeypatch.setenv("PLAIT_ADMIN_KEY", KEY)
+        runpy.run_path(str(copy), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_all_examples_are_run_here() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*PRINTED}
+
+
+@pytest.mark.parametrize("name", [n for n in PRINTED if ADDRESS in (EXAMPLES / n).read_text()])
+def test_an_example_of_the_server_prints_what_it_says(name, server, run) -> None:
+    assert re.search(PRINTED[name], run(EXAMPLES / name, server[0]))
+
+
+@pytest.mark.parametrize("name", [n for n in PRINTED if ADDRESS not in (EXAMPLES / n).read_text()])
+def test_an_example_without_a_server_prints_what_it_says(name, run) -> None:
+    assert re.search(PRINTED[name], run(EXAMPLES / name))
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_the_commands_that_a_server_shows_work_when_pasted(server) -> None:
+    commands = [line for line in server[1].read_text().splitlines() if line.startswith("curl ")]
+    assert len(commands) == 3
+    answers = []
+    for command in commands:
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+        answers.append(json.loads(done.stdout)["choices"][0]["message"]["content"])
+    assert answers[0].startswith("SELECT AVG(speed) FROM ships")
+    assert "three red squares" in answers[1]
+    assert json.loads(answers[2]) == {"count": 2, "colour": "blue", "shape": "square"}
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_the_commands_of_the_first_page_work_when_pasted(server) -> None:
+    page = (ROOT / "README.md").read_text()
+    commands = re.findall(r"(?m)^    curl [^\n]*\n(?:     [^\n]*\n)+", page)
+    answers = []
+    for command in commands:
+        text = command.replace(ADDRESS, server[0])
+        done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=True)
+        answers.append(json.loads(done.stdout)["choices"][0]["message"]["content"])
+    assert answers[0].startswith("Could you please")
+    assert "three red squares" in answers[1]
+    assert json.loads(answers[2]) == {"count": 2, "colour": "blue", "shape": "square"}
+
+
+def test_the_program_of_the_first_page_runs(run, tmp_path) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    path = tmp_path / "page.py"
+    path.write_text(program)
+    assert "Could you please" in run(path)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_curl_sh_asks_every_endpoint(server) -> None:
+    done = subprocess.run(
+        ["sh", str(EXAMPLES / "curl.sh"), server[0]], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"prompt_logprobs"' not in done.stdout
+    assert done.stdout.count("data: [DONE]") == 1
+    assert "vllm:num_requests_running" in done.stdout
