@@ -14,6 +14,8 @@ from openai import AsyncOpenAI
 from PIL import Image, ImageDraw
 from pydantic import BaseModel, Field
 
+QUESTION = "What is in the picture? Reply in JSON with count, colour and shape."
+
 
 class Scene(BaseModel):
     """What the answer is to say."""
@@ -36,7 +38,7 @@ def squares(count: int, colour: str) -> str:
 
 async def look(client: AsyncOpenAI, count: int, colour: str) -> None:
     content = [
-        {"type": "text", "text": "What is in the picture?"},
+        {"type": "text", "text": QUESTION},
         {"type": "image_url", "image_url": {"url": squares(count, colour)}},
     ]
     answer = await client.chat.completions.parse(

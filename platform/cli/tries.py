@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from plait.platform.config import ModelInfo
-from plait.platform.demo.questions import LOOK, SCENE, data_url, message, query, squares
+from plait.platform.demo.questions import LIST, LOOK, SCENE, data_url, message, query, squares
 
 _COUNT = 3
 _JSON = "-H 'Content-Type: application/json'"
@@ -39,10 +39,10 @@ def _candidates(model: ModelInfo, adapters: Collection[str]) -> list[tuple[str, 
     if "sight" in adapters and model.vision is not None:
         form = {"type": "json_schema", "json_schema": {"name": "scene", "schema": SCENE}}
         found += [
-            ("a picture of three red squares", _body("sight", _look(3, "red"))),
+            ("a picture of three red squares", _body("sight", _look(LOOK, squares(3, "red")))),
             (
                 "picture, adapter, schema and drafts in one request",
-                _body("sight", _look(2, "blue"), response_format=form),
+                _body("sight", _look(LIST, squares(2, "blue")), response_format=form),
             ),
         ]
     if "fields" in adapters:
@@ -64,6 +64,6 @@ def _body(model: str, content: object, **more: object) -> Body:
     return {"model": model, "temperature": 0, "messages": messages} | more
 
 
-def _look(count: int, colour: str) -> list[dict[str, Any]]:
-    picture = {"type": "image_url", "image_url": {"url": data_url(squares(count, colour))}}
-    return [{"type": "text", "text": LOOK}, picture]
+def _look(text: str, picture: bytes) -> list[dict[str, Any]]:
+    image = {"type": "image_url", "image_url": {"url": data_url(picture)}}
+    return [{"type": "text", "text": text}, image]

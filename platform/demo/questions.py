@@ -57,6 +57,7 @@ COPY = (
     "roof, and Mrs. Henderson agreed to supervise the work until the end of October."
 )
 LOOK = "What is in the picture?"
+LIST = "What is in the picture? Reply in JSON with count, colour and shape."
 COLOURS = {"red": (214, 40, 40), "blue": (38, 84, 214), "green": (30, 150, 62)}
 SCENE: dict[str, Any] = {
     "type": "object",

@@ -18,6 +18,7 @@ from plait.platform.demo.questions import (
     CHATS,
     COPY,
     FIELDS,
+    LIST,
     LOOK,
     SCENE,
     blunt,
@@ -109,7 +110,7 @@ class _Tour:
 
     def together(self) -> None:
         wish = StructuredOutputs(json=SCENE)
-        (output,) = self._ask([_look(2, "blue")], adapter="sight", structured_outputs=wish)
+        (output,) = self._ask([_look(2, "blue", LIST)], adapter="sight", structured_outputs=wish)
         answer = output.outputs[0]
         self.voice.said("sight", answer.text)
         self.voice.said("drafts", _drafts(answer.drafts))
@@ -155,9 +156,9 @@ def _chat(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
-def _look(count: int, colour: str) -> list[dict[str, Any]]:
+def _look(count: int, colour: str, text: str = LOOK) -> list[dict[str, Any]]:
     picture = {"type": "image", "image": squares(count, colour)}
-    return [{"role": "user", "content": [{"type": "text", "text": LOOK}, picture]}]
+    return [{"role": "user", "content": [{"type": "text", "text": text}, picture]}]
 
 
 def _round(number: int) -> list[tuple[list[dict[str, Any]], str | None, dict[str, Any] | None]]:
@@ -168,7 +169,7 @@ def _round(number: int) -> list[tuple[list[dict[str, Any]], str | None, dict[str
         (_chat(query(number)), "sql", None),
         (_chat(message(number)), "fields", FIELDS),
         (_look(1 + number, "green"), "sight", None),
-        (_look(1 + number, "blue"), "sight", SCENE),
+        (_look(1 + number, "blue", LIST), "sight", SCENE),
     ]
 
 
