@@ -84,19 +84,36 @@ def _train(model: Any, batches: Sequence[Sequence[tuple[list[int], int]]]) -> No
 
 
 def _loss(model: Any, batch: Sequence[tuple[list[int], int]]) -> Tensor:
-    """Cross entropy of the answers' tokens; logits are made for these alone."""
-    width = max(len(ids) for ids, _ in batch)
-    ids = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in batch])
-    mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in batch])
+    """Cross entropy of the answers' tokens; logits are made for these alone.
+
+    What all prompts begin with, such as the system's message, is computed once.
+    """
     whole = model.base_model.model
-    hidden = whole.model(input_ids=ids, attention_mask=mask).last_hidden_state
+    shared = _num_shared(batch)
+    behind = [(ids[shared:], start - shared) for ids, start in batch]
+    width = max(len(ids) for ids, _ in behind)
+    ids = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in behind])
+    mask = torch.tensor([[1] * (shared + len(i)) + [0] * (width - len(i)) for i, _ in behind])
+    first = whole.model(input_ids=torch.tensor([batch[0][0][:shared]]), use_cache=True)
+    cache = first.past_key_values
+    cache.batch_repeat_interleave(len(batch))
+    hidden = whole.model(
+        input_ids=ids, attention_mask=mask, cache=cache, use_cache=True
+    ).last_hidden_state
     rows, columns = zip(
-        *((r, c) for r, (ids, start) in enumerate(batch) for c in range(start, len(ids))),
+        *((r, c) for r, (ids, start) in enumerate(behind) for c in range(start, len(ids))),
         strict=True,
     )
     at = torch.tensor(rows), torch.tensor(columns)
     logits = whole.lm_head(hidden[at[0], at[1] - 1])
     return functional.cross_entropy(logits, ids[at])
+
+
+def _num_shared(batch: Sequence[tuple[list[int], int]]) -> int:
+    """How many tokens all prompts begin with, always less than the shortest has."""
+    shortest = min(start for _, start in batch) - 1
+    columns = zip(*(ids[:shortest] for ids, _ in batch), strict=True)
+    return next((n for n, column in enumerate(columns) if len({*column}) > 1), shortest)
 
 
 if __name__ == "__main__":
