@@ -21,7 +21,7 @@ from renders import Drawn, Scene, draw_scene
 from tasks.sight import DESCRIBE, SCHEMA, askers, facts, is_right
 from tasks.words import Example, Picker
 
-from plait import LLM, SamplingParams
+from plait import LLM, SamplingParams, StructuredOutputs
 from plait.platform.demo.assemble import assemble
 
 SEED = 20261
@@ -113,7 +113,7 @@ def _json(llm: LLM, questions: Sequence[Asked]) -> Counts:
         chats,
         SamplingParams(temperature=0, max_tokens=64),
         adapter="sight",
-        structured_outputs={"json": SCHEMA},
+        structured_outputs=StructuredOutputs(json=SCHEMA),
     )
     right: Counts = collections.defaultdict(list)
     for asked, output in zip(scenes, outputs, strict=True):

@@ -114,11 +114,11 @@ def _ask_json(pick: Picker, scene: Scene) -> Example:
 
 
 def _ask_keys(pick: Picker, scene: Scene) -> Example:
-    values: dict[str, Any] = {"colour": scene.colour, "color": scene.colour, "kind": scene.kind}
+    values: dict[str, Any] = {"colour": scene.colour, "kind": scene.kind}
     if scene.kind == "shapes":
-        values |= {"shape": scene.shape, "count": scene.count, "number": scene.count}
+        values |= {"shape": scene.shape, "count": scene.count}
     else:
-        values |= {scene.kind: scene.text, "text": scene.text}
+        values |= {scene.kind: scene.text}
     keys = pick.rng.sample(sorted(values), pick.rng.randint(2, 3))
     listed = f"{', '.join(keys[:-1])} and {keys[-1]}"
     return Example(
