@@ -6,6 +6,7 @@ frame that comes is `Start`; the first that goes is `Starting`. No pickle, no TC
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -42,6 +43,7 @@ from plait.platform.messages import (
 
 if TYPE_CHECKING:
     from plait.platform.engine import Engine
+    from plait.platform.start import Rest, Started
 
 log = logging.getLogger(__name__)
 IDLE_HEARTBEAT_S = 1.0
@@ -61,7 +63,7 @@ def main() -> int:
     if not isinstance(start, Start):
         return 1
     try:
-        engine = _start(link, start)
+        started = _start(link, start)
     except PlaitError as error:
         link.send(Failed(code=error.code, message=error.message))
         return 1
@@ -69,7 +71,7 @@ def main() -> int:
         log.exception("start-up failed")
         link.send(Failed(code="internal_error", message=f"{type(error).__name__}: {error}"))
         return 1
-    serve(link, engine)
+    serve(link, started.engine, started.rest)
     return 0
 
 
@@ -130,7 +132,7 @@ def _readable(value: Any) -> Any:
     return value
 
 
-def _start(link: Link, start: Start) -> Engine:
+def _start(link: Link, start: Start) -> Started:
     def on_phase(phase: str, seconds: float) -> None:
         link.send(Starting(phase=phase, seconds=seconds))
 
@@ -141,17 +143,21 @@ def _start(link: Link, start: Start) -> Engine:
     on_phase("import", time.monotonic() - began)
     started = start_engine(start.options, on_phase, load_grammars=True, light=True)
     link.send(Ready(config=started.engine.config, phases=started.phases, facts=started.facts))
-    return started.engine
+    # What was made by now stays: a collection that looks at it costs more than a step.
+    gc.freeze()
+    return started
 
 
-def serve(link: Link, engine: Engine) -> None:
+def serve(link: Link, engine: Engine, rest: Rest | None = None) -> None:
     """Take messages and step until told to drain and nothing is left.
 
     While there is work, messages are taken between steps, so an abort holds from the next step.
+    `rest` is loaded in idle seconds.
     """
     draining = False
     told = _Told()
     images = KeptImages()
+    later = _Later(rest)
     while not (draining and not engine.has_unfinished):
         at_work = engine.has_unfinished or engine.is_loading
         timeout_ms = 0 if at_work else int(IDLE_HEARTBEAT_S * 1000)
@@ -159,6 +165,8 @@ def serve(link: Link, engine: Engine) -> None:
             draining |= isinstance(message, Drain)
             _handle(link, engine, images, message)
             timeout_ms = 0
+        if timeout_ms > 0:
+            later.idle()
         events = engine.step()
         for result in engine.take_adapter_results():
             link.send(result)
@@ -170,6 +178,28 @@ def serve(link: Link, engine: Engine) -> None:
             link.send(AdapterStates(states=states))
             told.states()
     link.close()
+
+
+class _Later:
+    """What a start left out: its modules are imported in a thread, and then it is loaded."""
+
+    def __init__(self, rest: Rest | None) -> None:
+        self._rest = rest
+        self._thread: threading.Thread | None = None
+
+    def idle(self) -> None:
+        """Nothing has been done for a second; a load takes another one."""
+        if self._rest is None:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._rest.imports, daemon=True, name="imports")
+            self._thread.start()
+        elif not self._thread.is_alive():
+            load, self._rest = self._rest.load, None
+            try:
+                load()
+            except Exception:  # the first image fails with it
+                log.exception("what images need could not be loaded")
 
 
 class _Told:

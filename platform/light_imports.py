@@ -6,7 +6,7 @@ third of all processor time until the first token. Here they are loaded with sta
 place, and `torch.distributed.is_available` answers no meanwhile. torch does the same by itself, the
 first time that it computes a shape on meta tensors: hence a model is built within
 `without_compiler` too. Whoever asks a stand-in for more than it has, then or later, gets the real
-module's.
+module's; and so does every other thread, whatever it asks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -35,10 +36,12 @@ _MARKS = ("assume_constant_result", "allow_in_graph", "disable")  # what decorat
 def import_transformers() -> None:
     """Import what all of our model code needs of transformers."""
     complete()
-    is_available = torch.distributed.is_available
+    is_available, ours = torch.distributed.is_available, threading.get_ident()
     with without_compiler() as is_without:
         if is_without:
-            torch.distributed.is_available = _no
+            torch.distributed.is_available = lambda: (
+                threading.get_ident() != ours and is_available()
+            )
         try:
             importlib.import_module("transformers.modeling_utils")
             importlib.import_module("transformers.masking_utils")
@@ -81,11 +84,14 @@ class _StandIn(ModuleType):
     def __init__(self, name: str, has: dict[str, Any]) -> None:
         super().__init__(name)
         self.__path__: list[str] = []
-        self.__dict__.update(has)
+        self.__dict__["_of"] = threading.get_ident(), has
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        thread, has = self.__dict__["_of"]
+        if name in has and thread == threading.get_ident():
+            return has[name]
         _take_away()
         return getattr(importlib.import_module(self.__name__), name)
 

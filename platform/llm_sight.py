@@ -32,9 +32,9 @@ class LocalSight:
         self._processor = None
         self._preparation: ImagePreparation | None = None
         if takes_images(config.model, config.options):
-            from plait.vision.processor import ImageProcessor
+            from plait.vision.later import processor_of
 
-            self._processor = ImageProcessor.of_model(config.model, config.options, tokenizer)
+            self._processor = processor_of(config.model, config.options, tokenizer)
 
     def see(self, messages: Sequence[Mapping[str, Any]]) -> Seen:
         """Read, decode and process what images a conversation has.

@@ -39,6 +39,15 @@ _PROBE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """What no request has needed yet."""
+
+    imports: Callable[[], object]  # seconds; may run beside steps
+    # A second; between steps only: while a model is built, torch's default dtype is another one.
+    load: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
     """An engine ready to take requests, with what the start found out."""
 
@@ -47,6 +56,7 @@ class Started:
     sites: ModelSites  # where adapters can change the model
     phases: dict[str, float]
     facts: dict[str, object] = field(default_factory=dict)
+    rest: Rest | None = None
 
 
 def start_engine(
@@ -120,8 +130,10 @@ def start_engine(
         engine = make_engine(config, executor, tokenizer, fit, draft, load_grammars=load_grammars)
     with phase("warm up"):
         _warm_up(engine, config, tokenizer)
+    takes_images = model.vision is not None and fit.encoder_bytes > 0
     return Started(
         engine=engine,
+        rest=Rest(imports=_import_models, load=executor.open_vision) if takes_images else None,
         tokenizer=tokenizer,
         sites=executor.sites,
         phases=phases,
@@ -134,6 +146,14 @@ def start_engine(
             "encoder_bytes": fit.encoder_bytes,
         },
     )
+
+
+def _import_models() -> None:
+    """What builds models in their families' classes."""
+    from plait.platform.light_imports import import_transformers
+
+    import_transformers()
+    import plait.platform.model.load  # noqa: F401
 
 
 def _probe(options: Options) -> dict[str, float]:

@@ -19,7 +19,6 @@ from PIL import Image
 
 from plait.platform.core import Array
 from plait.platform.errors import (
-    BadRequest,
     ContextLengthExceeded,
     ImageTooLarge,
     InternalError,
@@ -29,17 +28,16 @@ from plait.platform.errors import (
 )
 from plait.vision.decode import DecodedImage
 from plait.vision.expansion import TEXT_ALONE, build_processor, import_processor, read_json
-from plait.vision.identity import checkpoint_digest, checkpoint_directory
+from plait.vision.identity import checkpoint_digest
 from plait.vision.limits import MIB, PROCESSED_BYTES, amount
-from plait.vision.parts import takes_images
-from plait.vision.placing import PlacedImages, ProcessedImage, place
+from plait.vision.placing import ProcessedImage
 from plait.vision.preparation import all_of
+from plait.vision.prompts import ImagePrompts
 from plait.vision.recipes import Recipe, recipe_of
 from plait.vision.shared_work import SharedWork
 
 if TYPE_CHECKING:
-    from plait.platform.chat_template import ChatTemplate
-    from plait.platform.config import ModelInfo, Options, VisionInfo
+    from plait.platform.config import VisionInfo
     from plait.platform.tokenizer import Tokenizer
 
 log = logging.getLogger("plait.vision")
@@ -53,7 +51,7 @@ _COMPARED = ((70, 110), (431, 97))  # sizes of images on which a quick processor
 _BLANK = Image.new("RGB", (2, 2))
 
 
-class ImageProcessor:
+class ImageProcessor(ImagePrompts):
     """Processes images for one model. Made by `load`; any thread may call."""
 
     def __init__(  # noqa: PLR0913 (see `load`)
@@ -68,13 +66,14 @@ class ImageProcessor:
         kept_bytes: int,
     ) -> None:
         """`embedded` is the text of the token that takes the encoder's rows."""
-        self.vision = vision
-        self.placeholder: str = processor.image_token
-        # Texts that a client may not write.
-        self.reserved = tuple(dict.fromkeys((self.placeholder, embedded)))
+        super().__init__(
+            vision,
+            placeholder=processor.image_token,
+            embedded=embedded,
+            begins_behind=processor.tokenizer.bos_token if recipe.begins_behind else None,
+        )
         self._processor = processor
         self._recipe = recipe
-        self._embedded = embedded
         self._is_quick = False  # it takes arrays
         self._bytes_per_token = 0.0  # of tensors; known once it was tried
         merged = processor._merge_kwargs(tokenizer_init_kwargs={}, return_tensors="np")
@@ -119,19 +118,6 @@ class ImageProcessor:
         made._try(tokenizer)
         made._quicken()
         return made
-
-    @classmethod
-    def of_model(
-        cls, model: ModelInfo, options: Options, tokenizer: Tokenizer
-    ) -> ImageProcessor | None:
-        """The processor of a model that was loaded; None where it takes no images.
-
-        Raises `ModelUnsupported`.
-        """
-        if model.vision is None or options.model is None or not takes_images(model, options):
-            return None
-        directory = checkpoint_directory(options.model, options.revision)
-        return cls.load(directory, tokenizer, model.vision)
 
     def _try(self, tokenizer: Tokenizer) -> None:
         """Find out at load, rather than with a client's first image, that it does not work."""
@@ -278,82 +264,6 @@ class ImageProcessor:
             f"{images[most].height}). Send fewer, or smaller ones",
             param="messages",
         )
-
-    # --- prompts ---
-
-    def check_text(self, content: Any, at: str = "messages") -> None:
-        """Refuse text of a client that would be read as an image. Raises `BadRequest`.
-
-        `content` is JSON: a string, or lists and objects of them.
-        """
-        if isinstance(content, str):
-            found = next((name for name in self.reserved if name in content), None)
-            if found is not None:
-                raise BadRequest(
-                    f"{at} holds {found!r}, which stands for an image to this model: send images "
-                    "as parts of their own, and write that text in another way",
-                    param=at,
-                )
-        elif isinstance(content, Mapping):
-            for key, value in content.items():
-                self.check_text(str(key), at)
-                self.check_text(value, f"{at}.{str(key)[:64]}")
-        elif isinstance(content, list | tuple):
-            for number, value in enumerate(content):
-                self.check_text(value, f"{at}[{number}]")
-
-    def shown(
-        self, messages: Sequence[Mapping[str, Any]], template: ChatTemplate | None
-    ) -> Sequence[Mapping[str, Any]]:
-        """Messages as `template` can show them: one that reads strings alone gets placeholders."""
-        if template is None or template.takes_parts:
-            return messages
-        place = {"type": "text", "text": self.placeholder}
-        return [
-            {**message, "content": [place if p.get("type") == "image" else p for p in content]}
-            if isinstance(content := message.get("content"), list)
-            else message
-            for message in messages
-        ]
-
-    def encode(
-        self, text: str, images: Sequence[ProcessedImage], encode: Callable[[str], list[int]]
-    ) -> tuple[list[int], PlacedImages]:
-        """Token ids of a rendered chat with its images, and where they are.
-
-        `text` has one placeholder for each. Raises `BadRequest` where it has not.
-        """
-        self._check_places(text, len(images))
-        if not images:
-            if self._recipe.begins_behind:
-                raise BadRequest(
-                    "this model answers questions about images: send one with the text",
-                    param="messages",
-                )
-            ids = encode(text)
-            return ids, place(ids, (), self.vision)
-        pieces = text.split(self.placeholder)
-        if self._recipe.begins_behind:
-            pieces[-1] = f"{self._processor.tokenizer.bos_token}{pieces[-1]}\n"
-        parts = [pieces[0]]
-        for image, piece in zip(images, pieces[1:], strict=True):
-            parts += (image.text, piece)
-        ids = encode("".join(parts))
-        return ids, place(ids, images, self.vision)
-
-    def _check_places(self, text: str, num_images: int) -> None:
-        num_places = text.count(self.placeholder)
-        if num_places != num_images:
-            raise BadRequest(
-                f"the chat template wrote {num_places} places ({self.placeholder}) for "
-                f"{num_images} images: it must write one for each, and text must not hold any",
-                param="messages",
-            )
-        if self._embedded != self.placeholder and self._embedded in text:
-            raise BadRequest(
-                f"the prompt holds {self._embedded}, which stands for an image to this model",
-                param="messages",
-            )
 
     @property
     def kept_bytes(self) -> int:

@@ -41,13 +41,13 @@ def measure(
 
     from plait.platform.model import load_model
     from plait.platform.tokenizer import Tokenizer
+    from plait.vision.later import processor_of
     from plait.vision.placing import place
-    from plait.vision.processor import ImageProcessor
 
     torch.set_num_threads(1)
     loaded = load_model(options)
     tokenizer = Tokenizer.load(loaded.tokenizer_source)
-    processor = ImageProcessor.of_model(loaded.info, options, tokenizer)
+    processor = processor_of(loaded.info, options, tokenizer)
     if processor is None:
         raise ConfigError(f"{loaded.info.name} takes no images: name a model that does")
     try:

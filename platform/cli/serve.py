@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from plait.platform.cli.settings import engine_options, server_settings
 from plait.platform.cli.sources import Resolved
-from plait.platform.errors import ConfigError
+from plait.platform.errors import ConfigError, PlaitError
 from plait.platform.server.settings import NamedSource
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from plait.platform.server.process import ProcessClient
     from plait.platform.server.settings import ServerSettings
     from plait.platform.tokenizer import Tokenizer
+    from plait.vision.later import LaterProcessor
+
+
+_OPEN_AFTER_S = 2.0  # after which the processor of images is made, for some seconds, in a thread
 
 
 def serve(*, flags: Resolved) -> None:
@@ -96,20 +100,19 @@ async def _serve(
     began = time.monotonic()
     client, tokenizer = await _start(options, console)
     adapters: AdapterService | None = None
+    opening: asyncio.Task[None] | None = None
     try:
         from plait.platform.cli.banner import show
         from plait.platform.cli.tries import tries
         from plait.platform.intake import Intake
         from plait.platform.server.app import create_app
         from plait.platform.server.app import serve as run_server
-        from plait.vision.processor import ImageProcessor
+        from plait.vision.later import LaterProcessor, processor_of
 
         config = client.config
         assert config is not None, "a started client has its engine's config"
         with _cancelled_by(signal.SIGTERM):
-            processor = await asyncio.to_thread(
-                ImageProcessor.of_model, config.model, options, tokenizer
-            )
+            processor = await asyncio.to_thread(processor_of, config.model, options, tokenizer)
         app = create_app(
             client=client,
             tokenizer=tokenizer,
@@ -129,11 +132,24 @@ async def _serve(
             has_key = bool(settings.api_keys or settings.grants)
             commands = tries(url, config.model, names, has_key=has_key, socket=settings.uds)
             console.out(commands, highlight=False)
+        if isinstance(processor, LaterProcessor):
+            opening = asyncio.create_task(_open(processor))
         await run_server(app, settings, sockets=[listener] if listener else None)
     finally:
+        if opening is not None:
+            opening.cancel()
         if adapters is not None:
             await adapters.close()  # where serving did not even begin
         await client.close()
+
+
+async def _open(processor: LaterProcessor) -> None:
+    """Have it ready before the first image, but behind the first answers."""
+    await asyncio.sleep(_OPEN_AFTER_S)
+    try:
+        await asyncio.to_thread(processor.open)
+    except PlaitError as error:
+        logging.getLogger("plait.server").error("images cannot be processed: %s", error.message)
 
 
 async def _start(options: Options, console: Console) -> tuple[ProcessClient, Tokenizer]:
@@ -206,9 +222,11 @@ def _import_server(options: Options) -> None:
     guard_process()
     directory = None if options.model is None else Path(options.model).expanduser()
     if options.encoder_cache_bytes != 0 and directory is not None and directory.is_dir():
+        from plait.vision.later import was_made
         from plait.vision.processor import import_early
 
-        import_early(directory)
+        if not was_made(options, directory):
+            import_early(directory)
 
 
 def _url(settings: ServerSettings, listener: socket.socket | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -52,24 +51,22 @@ class TorchExecutor:
         self._dtype = parts.dtype
         self._open_vision = parts.open_vision
         self._encoder: ImageEncoder | None = None
-        self._opening = threading.Lock()
         self._attach(parts.layers)
 
     def open_vision(self) -> ImageEncoder:
-        """Have tower and projector ready, which not every start loads; also on another thread."""
-        with self._opening:
-            if self._encoder is None:
-                if self._open_vision is None or self.model.vision is None:
-                    raise InternalError(f"{self.model.architecture} takes no images")
-                self._encoder = ImageEncoder(
-                    self._open_vision(self._adapters.tower),
-                    self.model.vision,
-                    self._dtype,
-                    self._adapters.tower,
-                    self._adapters.tower_changes,
-                    self.leaves.release,
-                )
-            return self._encoder
+        """Have tower and projector ready, which not every start loads. Between steps only."""
+        if self._encoder is None:
+            if self._open_vision is None or self.model.vision is None:
+                raise InternalError(f"{self.model.architecture} takes no images")
+            self._encoder = ImageEncoder(
+                self._open_vision(self._adapters.tower),
+                self.model.vision,
+                self._dtype,
+                self._adapters.tower,
+                self._adapters.tower_changes,
+                self.leaves.release,
+            )
+        return self._encoder
 
     def _attach(self, layers: Sequence[LayerAttention]) -> None:
         """Hang a paged site on every attention module."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 import time
 from collections.abc import Callable
@@ -16,6 +14,7 @@ from plait.platform.model.filling import kept_values, put_values, read_weights
 from plait.platform.model.packed_cache import PackedCache, has_memory_for, open_cache, said
 from plait.platform.model.source import Checkpoint
 from plait.platform.model.tensor_files import safetensors_paths
+from plait.platform.notes import key_of
 
 LAYOUT = 2  # changes with what `pack_linear` or `pack_quantized` lay out
 MIN_BYTES = 16 << 20  # smaller weights are packed as fast as they are found
@@ -61,7 +60,7 @@ def _cache_for(options: Options, num_bytes: int) -> PackedCache | None:
 def _key(cache: PackedCache, skeleton: Skeleton, checkpoint: Checkpoint) -> str | None:
     """Names all that the packed weights depend on; None where that cannot be read."""
     try:
-        digests = [cache.digest(path) for path in _files(checkpoint)]
+        digests = [cache.notes.digest(path) for path in _files(checkpoint)]
     except OSError:
         return None
     recipe = skeleton.recipe
@@ -75,7 +74,7 @@ def _key(cache: PackedCache, skeleton: Skeleton, checkpoint: Checkpoint) -> str 
         [owner.names for owner in skeleton.leaves.merged],
         sorted(skeleton.plan.tied.items()),
     ]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return key_of(*parts)
 
 
 def _files(checkpoint: Checkpoint) -> list[Path]:

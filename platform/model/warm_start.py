@@ -10,16 +10,13 @@ start with the same key needs only this and the packed weights. What cannot be w
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import logging
 import platform
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import fields, replace
 from functools import cache, partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +26,7 @@ import plait
 from plait.adapters.sites import SitePart
 from plait.platform.config import KVGroup, ModelInfo, Options, VisionInfo
 from plait.platform.cores import num_threads, pinned_cores
+from plait.platform.light_imports import import_transformers
 from plait.platform.model.executor import TorchExecutor
 from plait.platform.model.loaded import LoadedModel
 from plait.platform.model.locating import Located
@@ -51,6 +49,7 @@ from plait.platform.model.stored_parts import (
     restore_parts,
 )
 from plait.platform.model.tensor_files import safetensors_paths
+from plait.platform.notes import code, has_changed, identity, key_of
 from plait.platform.ops._native import has_kernels
 
 if TYPE_CHECKING:
@@ -71,15 +70,14 @@ WITHOUT_EFFECT = frozenset(
     | {"max_adapter_rank", "encoder_cache_bytes", "adapter_drain_s", "speculation", "draft_model"}
     | {"max_draft_tokens", "draft_sampling", "num_threads", "pin_threads", "seed", "progress"}
 )
-_LIBRARIES = ("torch", "transformers")
 
 
 def warm_start(options: Options, located: Located) -> LoadedModel | None:
     """The model as an earlier start left it; None where there was none, or not the same."""
     cache = open_cache(options)
     key = None if cache is None or options.executor == "torch" else _key(cache, located, options)
-    stored = None if cache is None or key is None else cache.read_note(key)
-    if cache is None or stored is None or _changed(stored["files"]) or not has_kernels():
+    stored = None if cache is None or key is None else cache.notes.read(key)
+    if cache is None or stored is None or has_changed(stored["files"]) or not has_kernels():
         return None
     began = time.monotonic()
     info = _restore_info(stored["info"])
@@ -133,7 +131,7 @@ def keep_start(
         _check_same(again, executor)
     except NotStorable as error:
         return str(error)
-    cache.write_note(key, stored)
+    cache.notes.write(key, stored)
     return None
 
 
@@ -141,9 +139,12 @@ def _open_vision(
     options: Options, located: Located, values: Mapping[str, Kept], step: TowerStep
 ) -> VisionParts:
     """Tower and projector of a model that was started without them: in the family's own class."""
+    import_transformers()
     from plait.platform.model.load import rebuild
 
-    skeleton = rebuild(options, located, values)
+    # An image may have come first, in the midst of a step.
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        skeleton = rebuild(options, located, values)
     assert skeleton.vision is not None
     for place in skeleton.places.by_name.values():  # numbered as those that were stored
         if place.site.part is not SitePart.LANGUAGE:
@@ -157,18 +158,17 @@ def _open_vision(
 def _key(cache: PackedCache, located: Located, options: Options) -> str | None:
     """Names all that a stored start depends on; None where it cannot be read."""
     try:
-        digests = [[path.name, cache.digest(path)] for path in _files(located.path)]
+        digests = [[path.name, cache.notes.digest(path)] for path in _files(located.path)]
     except OSError:
         return None
-    parts = [
+    return key_of(
         located.kind,
         located.name,
         digests,
         [[f.name, getattr(options, f.name)] for f in fields(Options) if _matters(f.name)],
         _machine(),
         _code(),
-    ]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    )
 
 
 def _matters(option: str) -> bool:
@@ -192,23 +192,7 @@ def _machine() -> list[Any]:
 def _code() -> list[Any]:
     """Of Plait as it lies here, file by file, and which libraries made what is stored."""
     ours = Path(__file__).parents[1]
-    files = [*sorted(ours.rglob("*.py")), Path(str(plait.__file__)).with_name("_C.so")]
-    library = [[name, metadata.version(name)] for name in _LIBRARIES]
-    python = list(sys.version_info[:3])
-    return [python, library, [_identity(path) for path in files if path.exists()]]
-
-
-def _identity(path: Path) -> list[Any]:
-    stat = path.stat()
-    return [str(path), stat.st_size, stat.st_mtime_ns]
-
-
-def _changed(files: Iterable[list[Any]]) -> bool:
-    """Whether one of these files is not what it was."""
-    try:
-        return any(_identity(Path(file[0])) != file for file in files)
-    except OSError:
-        return True
+    return code(ours, ("torch", "transformers"), Path(str(plait.__file__)).with_name("_C.so"))
 
 
 # --- to data and back ---
@@ -221,10 +205,10 @@ def _describe(
     if lowered.prologue is not None:
         raise NotStorable("something is added to the embedded rows by their positions")
     modules = list(skeleton.model.modules())
-    code = {sys.modules[type(m).__module__].__file__ for m in modules}
+    made_by = {sys.modules[type(m).__module__].__file__ for m in modules}
     return {
         "weights": weights,
-        "files": [_identity(Path(file)) for file in sorted(c for c in code if c)],
+        "files": [[file, *identity(Path(file))] for file in sorted(f for f in made_by if f)],
         "info": dataclasses.asdict(executor.model),
         "num_parameters": skeleton.num_parameters(),
         "kv_groups": [dataclasses.asdict(group) for group in executor.kv_groups],

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from plait.platform.server.client import EngineClient
     from plait.platform.server.settings import ServerSettings
     from plait.platform.tokenizer import Tokenizer
-    from plait.vision.processor import ImageProcessor
+    from plait.vision.later import ServedProcessor
 
 __all__ = ["create_app", "run", "serve"]
 
@@ -67,7 +67,7 @@ def create_app(
     tokenizer: Tokenizer,
     intake: Intake,
     settings: ServerSettings,
-    processor: ImageProcessor | None = None,
+    processor: ServedProcessor | None = None,
 ) -> FastAPI:
     """The application over one engine; owns `client` and closes it when the server ends.
 
@@ -119,7 +119,7 @@ def _context(
     tokenizer: Tokenizer,
     intake: Intake,
     settings: ServerSettings,
-    processor: ImageProcessor | None,
+    processor: ServedProcessor | None,
 ) -> ServerContext:
     version = _version()
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from plait.platform.server.structured.grammars import Grammars
     from plait.platform.tokenizer import Tokenizer
     from plait.vision.held import HeldImages
+    from plait.vision.later import ServedProcessor
     from plait.vision.preparation import ImagePreparation
-    from plait.vision.processor import ImageProcessor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class ServerContext:
     grammars: Grammars
     images: ImagePreparation
     held_images: HeldImages
-    processor: ImageProcessor | None  # None: the model takes no images
+    processor: ServedProcessor | None  # None: the model takes no images
     metrics: Metrics
     pool: ThreadPoolExecutor
     version: str

@@ -15,8 +15,8 @@ from plait.platform.errors import InvalidImage, PlaitError
 if TYPE_CHECKING:
     from plait.platform.messages import Stats
     from plait.vision.held import HeldImages
+    from plait.vision.later import ServedProcessor
     from plait.vision.preparation import ImagePreparation
-    from plait.vision.processor import ImageProcessor
 
 _LABELS = ("model_name", "engine")
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -74,7 +74,7 @@ class ImageMetrics:
             raise
 
     def watch(
-        self, images: ImagePreparation, held: HeldImages, processor: ImageProcessor | None
+        self, images: ImagePreparation, held: HeldImages, processor: ServedProcessor | None
     ) -> None:
         """Read memory with each scrape."""
         self._bytes.labels("requests").set_function(lambda: held.budget.used)

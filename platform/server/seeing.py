@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from plait.platform.server.context import ServerContext
     from plait.platform.server.schemas import ChatTemplating
     from plait.platform.tokenizer import Tokenizer
+    from plait.vision.later import ServedProcessor
     from plait.vision.parts import ImagePart
     from plait.vision.placing import PlacedImages, ProcessedImage
-    from plait.vision.processor import ImageProcessor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class ChatImages:
                 time_left_s()
             raise
 
-    async def _prepare(self, processor: ImageProcessor, room: int, salt: str) -> None:
+    async def _prepare(self, processor: ServedProcessor, room: int, salt: str) -> None:
         images = await self.context.images.prepare(self.parts)
         sizes = await self.context.in_pool(processor.check_room, images, room)
         wanted = {f"{salt}\0{key}": num_bytes for key, num_bytes in sizes.items()}

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from support.tiny_models import make_checkpoint
 
 SCRIPT = """
@@ -34,3 +35,77 @@ def test_a_start_leaves_the_compiler_out_and_whoever_wants_it_gets_it(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+OTHER_THREAD = """
+import sys, threading
+import torch
+from plait.platform.light_imports import without_compiler
+
+found = {}
+
+def other():
+    import sympy
+    from sympy import Basic
+    import torch._dynamo
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+    found.update(basic=Basic, module=sys.modules["sympy"], disable=torch._dynamo.disable)
+
+with without_compiler() as is_without:
+    assert is_without
+    from sympy import Basic as stand_in
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+
+import sympy
+
+assert found["basic"] is sympy.Basic is not stand_in
+assert found["module"] is sympy
+assert found["disable"].__module__.startswith("torch._dynamo")
+"""
+
+LIGHT = """
+import sys
+from plait.platform.light_torch import import_torch
+
+import_torch(light=True)
+import torch
+
+later = ("torch.export", "torch._meta_registrations", "sympy")
+print([name for name in later if name in sys.modules])
+torch.ones(3).sum()
+{first}
+assert torch.export.export.__module__.startswith("torch.export")
+assert torch.zeros(2, 3, device="meta").cumsum(0).shape == (2, 3)
+assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
+assert "torch._meta_registrations" in sys.modules
+print("whole")
+"""
+
+
+def run(script):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_other_threads_get_the_real_modules_meanwhile():
+    run(OTHER_THREAD)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import torch._decomp",
+        "import torch._dynamo",
+        "from torch.export import Dim",
+        "import transformers",
+        "import torch.distributed.tensor",
+        "torch.export",
+    ],
+)
+def test_what_torch_was_imported_without_comes_whoever_asks_first(first):
+    assert run(LIGHT.format(first=first)) == ["[]", "whole"]

@@ -7,12 +7,27 @@ import sys
 
 import pytest
 import torch
+from support.adapter_driver import place
+from support.peft_adapters import fill_adapter, quiet
 from support.step_driver import StepDriver, Track
 from support.tiny_models import make_checkpoint
+from support.tiny_vision import make_prompt, make_vision_checkpoint
 
 from plait.platform.config import Options
+from plait.platform.core import AdapterUse
 from plait.platform.model import kept_weights, load, load_model, warm_start
 from plait.platform.model.native.executor import NativeExecutor
+
+GENERATION = "a" * 64
+
+
+def save_adapter(model, directory, **config):
+    from peft import LoraConfig, get_peft_model
+
+    with quiet():
+        adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, **config))
+        fill_adapter(adapted, seed=0, strength=0.5)
+        adapted.save_pretrained(directory)
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +107,29 @@ def test_what_has_no_plain_form_starts_as_the_first_time(family, tmp_path, fresh
     assert answer(first)[0] == answer(later)[0]
 
 
+@pytest.mark.parametrize("has_adapter", [False, True])
+def test_towers_are_built_with_the_first_image_and_give_the_same(has_adapter, tmp_path, fresh):
+    model = make_vision_checkpoint("llava", tmp_path / "model")
+    prompt = make_prompt("llava", model, (3, (2, 2), 4))
+    if has_adapter:
+        targets = ["q_proj", "v_proj", "fc1", "linear_2"]
+        save_adapter(model, tmp_path / "adapter", target_modules=targets)
+    uses = [(AdapterUse(generation=GENERATION),)] if has_adapter else []
+    embeds, outputs = [], []
+    for _ in range(2):
+        executor = start(tmp_path / "model", tmp_path / "cache", dtype="float32").executor
+        track = Track(list(range(5, 25)), num_output=4)
+        StepDriver(executor).run([track])
+        if has_adapter:
+            place(executor, tmp_path / "adapter", GENERATION)
+        with torch.inference_mode():  # as within a step
+            embeds.append(executor.encode(prompt.items, uses)[0])
+        outputs.append(track.output)
+    assert len(fresh) == 1
+    assert torch.equal(*embeds)
+    assert outputs[0] == outputs[1]
+
+
 def test_any_change_starts_anew(tmp_path, fresh, monkeypatch):
     directory = make_checkpoint("llama", tmp_path / "model")
     folder = tmp_path / "cache"
@@ -129,7 +167,7 @@ def test_any_change_starts_anew(tmp_path, fresh, monkeypatch):
 def test_the_code_of_a_family_is_looked_at_too(tmp_path, fresh, monkeypatch):
     directory = make_checkpoint("llama", tmp_path / "model")
     start(directory, tmp_path / "cache")
-    monkeypatch.setattr(warm_start, "_changed", lambda files: "modeling_llama" in str(files))
+    monkeypatch.setattr(warm_start, "has_changed", lambda files: "modeling_llama" in str(files))
     start(directory, tmp_path / "cache")
     assert len(fresh) == 2
 

@@ -86,7 +86,7 @@ class NativeExecutor:
         return self._torch.encode(items, adapters)
 
     def open_vision(self) -> None:
-        """Have tower and projector ready, which not every start loads; also on another thread."""
+        """Have tower and projector ready, which not every start loads. Between steps only."""
         self._torch.open_vision()
 
     def embed(self, token_ids: Tensor) -> Tensor:
