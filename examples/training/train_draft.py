@@ -14,7 +14,8 @@ import math
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,36 @@ SEED = 20264
 VOCABULARY = 8192  # tokens that it drafts
 COMMON = 2048  # of them that it is always taught to tell apart; others where they occur
 ROWS = 6  # chats of a step
-# Steps of one token over the whole vocabulary, then steps over common tokens, which cost half.
-FIRST, SECOND = 300, 900
-DEPTHS = (0.6, 0.85)  # of the second: behind which share drafts are two, and three tokens deep
 LATER = 0.8  # how much each depth counts of the one before
-RATES = 8e-4, 1e-3  # of learning, at most
-
 Chat = tuple[Tensor, Tensor, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Steps with an optimiser of their own. The rate falls by half a cosine over `length`."""
+
+    steps: int
+    length: int
+    rate: float
+    rise: int
+    depths: tuple[float, ...] = ()  # behind which shares drafts are two, three tokens deep
+    is_whole: bool = False  # whether all tokens are told apart, or common and present ones
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate."""
+        fall = 0.515 + 0.485 * math.cos(math.pi * step / self.length)
+        return self.rate * min(1.0, (step + 1) / self.rise) * fall
+
+    def depth_at(self, step: int) -> int:
+        """How many tokens deep drafts are."""
+        return 1 + sum(step >= share * self.steps for share in self.depths)
+
+
+ROUNDS = (
+    Round(steps=300, length=1218, rate=8e-4, rise=50, is_whole=True),
+    Round(steps=100, length=900, rate=1e-3, rise=20),
+    Round(steps=150, length=150, rate=8e-4, rise=5, depths=(0.5, 0.75)),
+)
 
 
 def main() -> None:
@@ -98,26 +122,28 @@ class Trainer:
     def train(self, chats: Sequence[Chat]) -> None:
         """Go through all chats again and again, in another order each time."""
         epochs = (_batches(chats, SEED + epoch) for epoch in itertools.count())
-        steps = itertools.islice(itertools.chain.from_iterable(epochs), FIRST + SECOND)
+        batches = itertools.chain.from_iterable(epochs)
+        for number, plan in enumerate(ROUNDS, start=1):
+            self._train(plan, itertools.islice(batches, plan.steps), f"round {number}")
+
+    def _train(self, plan: Round, batches: Iterable[Sequence[Chat]], name: str) -> None:
         parameters = list(self.head.parameters())
-        shown = [0.0] * 4
-        for step, batch in enumerate(steps):
-            if step in (0, FIRST):
-                optimizer = torch.optim.AdamW(parameters, weight_decay=0.01, betas=(0.9, 0.95))
-                began = time.monotonic()
+        optimizer = torch.optim.AdamW(parameters, weight_decay=0.01, betas=(0.9, 0.95))
+        began, shown = time.monotonic(), [0.0] * 4
+        for step, batch in enumerate(batches):
             for group in optimizer.param_groups:
-                group["lr"] = _rate(step)
-            loss, right = self._loss(batch, _depth(step), is_whole=step < FIRST)
+                group["lr"] = plan.rate_at(step)
+            loss, right = self._loss(batch, plan.depth_at(step), is_whole=plan.is_whole)
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(parameters, 0.5)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             now = [loss.item(), *right]
-            shown = [0.97 * a + 0.03 * b if a else b for a, b in zip(shown, now, strict=True)]
-            if step % 20 == 0:
+            shown = [0.95 * a + 0.05 * b if a else b for a, b in zip(shown, now, strict=True)]
+            if step % 10 == 0:
                 seconds = time.monotonic() - began
                 rest = " ".join(f"{x:.3f}" for x in shown)
-                sys.stdout.write(f"step {step}/{FIRST + SECOND} {seconds:.0f} s  {rest}\n")
+                sys.stdout.write(f"{name}: step {step}/{plan.steps} {seconds:.0f} s  {rest}\n")
                 sys.stdout.flush()
 
     def _loss(
@@ -144,19 +170,6 @@ class Trainer:
         """Places of the common tokens, and of those that occur here."""
         here = torch.isin(self.target_ids, tokens.unique()).nonzero()[:, 0]
         return torch.cat([self._common, here]).unique()
-
-
-def _rate(step: int) -> float:
-    """A rise, then down half a cosine; the first round is the beginning of a longer one."""
-    if step < FIRST:
-        most, rise, length = RATES[0], 50, 1218
-    else:
-        most, rise, length, step = RATES[1], 20, SECOND, step - FIRST
-    return most * min(1.0, (step + 1) / rise) * (0.515 + 0.485 * math.cos(math.pi * step / length))
-
-
-def _depth(step: int) -> int:
-    return 1 + sum(step - FIRST >= share * SECOND for share in DEPTHS)
 
 
 def _batches(chats: Sequence[Chat], seed: int) -> Iterator[Sequence[Chat]]:
