@@ -1,14 +1,16 @@
 """Train one LoRA adapter of the embedded model, with PEFT, on examples that a task makes.
 
 Run: python examples/training/train_adapter.py fields|sql|tone|sight [--steps 80]
-Takes 10 to 20 minutes on one core. Writes platform/demo/parts/TASK, PEFT's own format; `evaluate.py`
-then measures it and adds a card. The same seed gives the same adapter on the same machine.
+Takes 10 to 20 minutes on one core. Writes platform/demo/parts/TASK, in PEFT's own format;
+`evaluate.py` then measures it and adds a card. The same seed gives the same adapter on the same
+machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import math
 import sys
 import time
@@ -24,9 +26,9 @@ from torch.nn import functional
 SEED = 20260
 RANK = 8
 ROWS = 8  # examples of a step
-STEPS = {"fields": 150, "sql": 150, "tone": 80, "sight": 64}
+STEPS = {"fields": (150, 24), "sql": (150,), "tone": (80,), "sight": (64,)}  # in rounds
 BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
-LEARNING_RATE = 1e-3
+LEARNING_RATES = 1e-3, 6e-4  # by round
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -36,15 +38,16 @@ def main() -> None:
     parser.add_argument("task", choices=sorted(STEPS))
     parser.add_argument("--steps", type=int, help="other than those that the weights were made by")
     options = parser.parse_args()
-    num_steps = options.steps or STEPS[options.task]
+    rounds = (options.steps,) if options.steps else STEPS[options.task]
     torch.manual_seed(SEED)
     model, tokenizer = load()
     config = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS, task_type="CAUSAL_LM")
     model = get_peft_model(model, config)
     task = importlib.import_module(f"tasks.{options.task}")
-    examples = task.make("train", SEED, num_steps * ROWS)
-    chats = [chat_ids(tokenizer, e.prompt, e.answer) for e in examples]
-    _train(model, list(_batches(chats)))
+    examples = task.make("train", SEED, sum(rounds) * ROWS)
+    chats = iter([chat_ids(tokenizer, e.prompt, e.answer) for e in examples])
+    for steps, rate in zip(rounds, LEARNING_RATES, strict=False):
+        _train(model, list(_batches(list(itertools.islice(chats, steps * ROWS)))), rate)
     folder = PARTS / options.task
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -66,13 +69,14 @@ def _batches(chats: Sequence[tuple[list[int], int]]) -> Iterator[Sequence[tuple[
         yield from (rows[i] for i in order)
 
 
-def _train(model: Any, batches: Sequence[Sequence[tuple[list[int], int]]]) -> None:
+def _train(model: Any, batches: Sequence[Sequence[tuple[list[int], int]]], most: float) -> None:
+    """One round, in which the rate of learning rises to `most` and falls to nothing."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(parameters, weight_decay=0.0)
     began, shown = time.monotonic(), 0.0
     for step, batch in enumerate(batches):
         done = step / len(batches)
-        rate = LEARNING_RATE * min(1.0, step / 10 + 0.1) * 0.5 * (1 + math.cos(math.pi * done))
+        rate = most * min(1.0, step / 10 + 0.1) * 0.5 * (1 + math.cos(math.pi * done))
         for group in optimizer.param_groups:
             group["lr"] = rate
         loss = _loss(model, batch)

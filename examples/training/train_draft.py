@@ -59,6 +59,7 @@ ROUNDS = (
     Round(steps=300, length=1218, rate=8e-4, rise=50, is_whole=True),
     Round(steps=100, length=900, rate=1e-3, rise=20),
     Round(steps=150, length=150, rate=8e-4, rise=5, depths=(0.5, 0.75)),
+    Round(steps=110, length=110, rate=7e-4, rise=5, depths=(0.0, 0.3)),
 )
 
 

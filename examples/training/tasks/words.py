@@ -29,12 +29,12 @@ class Picker:
 
     def __init__(self, split: Split, seed: int) -> None:
         self.rng = random.Random(f"{split} {seed}")
-        self._split = split
+        self.split = split
 
     def one(self, items: Sequence[T]) -> T:
         """One of the split's items."""
         border = max(1, round(len(items) * HELD_IN))
-        return self.rng.choice(items[:border] if self._split == "train" else items[border:])
+        return self.rng.choice(items[:border] if self.split == "train" else items[border:])
 
     def any(self, items: Sequence[T]) -> T:
         """One of all items: of words that both splits share."""
