@@ -90,7 +90,7 @@ void linear(const LinearKernels& kernels, const LinearArgs& args, const Parallel
     auto* panels = static_cast<char*>(panels_buffer.at_least(rows * steps * kernel.row_step_bytes));
     pack_rows(kernel, args, first_row, rows, steps, panels, parallel_for);
 
-    LinearJob job;
+    LinearJob job{};
     job.panels = panels;
     job.rows = rows;
     job.weight = args.weight;
@@ -103,10 +103,18 @@ void linear(const LinearKernels& kernels, const LinearArgs& args, const Parallel
     job.out_stride = args.out_stride;
     job.out_type = args.out_type;
     const size_t grain = grain_groups(rows, args.in_features, steps * kStepBytes * kGroupTiles);
-    parallel_for(groups, grain, [&](size_t begin, size_t end) {
+    const Body run = [&](size_t begin, size_t end) {
       auto* scratch = scratch_buffer.at_least(scratch_floats(rows) * sizeof(float));
       kernel.run(job, begin, end, static_cast<float*>(scratch));
-    });
+    };
+    if (args.companion != nullptr && chunk == args.rows) {
+      run_with(*args.companion, job, groups, [&](size_t group) {
+        job.fetch->most_bytes = kStepBytes;  // the kernel fetches a line a step
+        run(group, group + 1);
+      });
+    } else {
+      parallel_for(groups, grain, run);
+    }
   }
 }
 

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "companion.h"
 #include "cpu_features.h"
 #include "element.h"
 
@@ -63,6 +64,9 @@ struct LinearJob {
   void* out;
   size_t out_stride;  // in elements
   Element out_type;
+
+  bool goes_on;      // tiles after these are computed next
+  FetchList* fetch;  // for somebody else, meanwhile; or null
 };
 
 // One kernel: a type of weights on one instruction set.
@@ -107,6 +111,8 @@ struct LinearArgs {
   void* out;
   size_t out_stride;
   Element out_type;
+
+  Companion* companion;  // or null; one that does not advance was not taken along
 };
 
 // Calls body(begin, end) over parts of 0 … count, none shorter than `grain` but the last.
@@ -114,5 +120,17 @@ using Body = std::function<void(size_t begin, size_t end)>;
 using ParallelFor = std::function<void(size_t count, size_t grain, const Body& body)>;
 
 void linear(const LinearKernels& kernels, const LinearArgs& args, const ParallelFor& parallel_for);
+
+// Calls run(group) for all groups of tiles on this thread, and lets the companion work in between.
+template <class Run>
+void run_with(Companion& companion, LinearJob& job, size_t groups, const Run& run) {
+  for (size_t group = 0; group < groups; ++group) {
+    job.fetch = &companion.ahead(groups - group);
+    job.goes_on = group + 1 < groups;
+    run(group);
+    const size_t outputs = (group + 1) * kGroupTiles * kTileOutputs;
+    companion.advance(outputs < job.out_features ? outputs : job.out_features);
+  }
+}
 
 }  // namespace plait

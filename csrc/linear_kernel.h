@@ -301,6 +301,11 @@ void multiply_block(const LinearJob& job, const Panels& panels, const WeightBloc
     const bool fetches = p < block.tiles && next != nullptr;
     call.next = fetches ? next + p * stored_bytes : weight;
     call.next_bytes = fetches ? kStepBytes / kRatio : 0;
+    if (!fetches && job.fetch != nullptr && job.fetch->count > 0) {
+      const FetchSteps other = take_fetch(*job.fetch, call.steps);
+      call.next = other.from;
+      call.next_bytes = other.step_bytes;
+    }
     find_micro_kernel<Kernel>(rows, block.tiles, panels.count == 1 && fetches)(call);
     if (last) {
       write_panel<typename Kernel::Vec>(job, call.sums, first_row, rows, block.tile, block.tiles);
@@ -389,7 +394,7 @@ void run_job(const LinearJob& job, size_t begin, size_t end, float* scratch) {
           const bool more = block.step + block.steps < job.steps;
           next = more ? here - t * tile_bytes + block.steps * kStepBytes
                       : weight + (first_tile + group_tiles) * tile_bytes;
-          if (!more && group + 1 == end) next = nullptr;
+          if (!more && group + 1 == end && !job.goes_on) next = nullptr;
         }
         multiply_or_unpack(Format{}, job, panels, block, here, next,
                            scratch + t * kTileOutputs * job.rows, unpacked);

@@ -20,9 +20,9 @@ struct Item {
 thread_local std::vector<Item> items_buffer;
 thread_local std::vector<float> scratch_buffer;
 
-constexpr size_t kBlockRows = 24;           // of an item at most, …
+constexpr size_t kBlockRows = 24;           // of a job at most, …
 constexpr size_t kLeastBlockRows = 6;       // … and at least, where there are as many
-constexpr size_t kBlockBytes = 128 * 1024;  // of inputs in fp32, which should stay in cache
+constexpr size_t kBlockBytes = 128 * 1024;  // of inputs in fp32
 
 // Work under both runs on the calling thread: about 20 µs.
 constexpr size_t kGrainFlops = 1'000'000;
@@ -33,8 +33,7 @@ bool same_rows(const LoraSegment& a, const LoraSegment& b) {
 }
 
 void find_items(const LoraArgs& args, std::vector<Item>& items) {
-  const size_t fitting = kBlockBytes / (sizeof(float) * std::max<size_t>(args.inputs, 1));
-  const size_t most = std::clamp(fitting, kLeastBlockRows, kBlockRows);
+  const size_t most = lora_job_rows(args);
   items.clear();
   for (size_t first = 0; first < args.num_segments;) {
     const LoraSegment& segment = args.segments[first];
@@ -55,51 +54,22 @@ bool is_worth_threads(const LoraArgs& args) {
   size_t bytes = 0;
   for (size_t i = 0; i < args.num_segments; ++i) {
     const LoraSegment& segment = args.segments[i];
-    auto weights =
-        static_cast<size_t>(args.x == nullptr ? 0 : segment.leaf.inputs * segment.leaf.ranks);
-    for (int64_t p = 0; p < segment.leaf.num_parts; ++p) {
-      weights += static_cast<size_t>(segment.parts[p].outputs * segment.parts[p].rank);
-    }
-    flops += 2 * weights * (segment.end - segment.start);
-    bytes += weights * element_size(segment.type);
+    const size_t read = (args.x == nullptr ? 0 : lora_a_bytes(segment)) + lora_b_bytes(segment);
+    flops += 2 * read / element_size(segment.type) * (segment.end - segment.start);
+    bytes += read;
   }
   return flops > kGrainFlops || bytes > kGrainBytes;
-}
-
-// The inputs of an item's rows in fp32: where they are, or converted.
-LoraJob make_job(const LoraKernels& kernels, const LoraArgs& args, const Item& item,
-                 float* widened) {
-  LoraJob job{};
-  job.rows = item.rows;
-  if (args.x == nullptr) {
-    job.token_ids = args.token_ids + item.row;
-  } else if (args.x_type == Element::kFloat32) {
-    job.x = static_cast<const float*>(args.x) + item.row * args.x_stride;
-    job.x_stride = args.x_stride;
-  } else {
-    const auto* x = static_cast<const uint16_t*>(args.x) + item.row * args.x_stride;
-    for (size_t r = 0; r < item.rows; ++r) {
-      kernels.widen(x + r * args.x_stride, args.inputs, widened + r * args.inputs);
-    }
-    job.x = widened;
-    job.x_stride = args.inputs;
-  }
-  job.out = static_cast<char*>(args.out) + item.row * args.out_stride * element_size(args.out_type);
-  job.out_type = args.out_type;
-  job.out_stride = args.out_stride;
-  return job;
 }
 
 const char* weights_of(const LoraSegment& segment) { return segment.weights + segment.leaf.a; }
 
 void run_item(const LoraKernels& kernels, const LoraArgs& args, const Item& item, const Item* next,
               size_t most_ranks) {
-  const bool widens = args.x != nullptr && args.x_type != Element::kFloat32;
-  const size_t inputs = widens ? item.rows * args.inputs : 0;
-  const size_t needed = inputs + lora_scratch_floats(item.rows, most_ranks);
+  const size_t inputs = item.rows * lora_widened_inputs(args);
+  const size_t needed = inputs + lora_t_floats(item.rows, most_ranks);
   if (scratch_buffer.size() < needed) scratch_buffer.resize(needed);
-  LoraJob job = make_job(kernels, args, item, scratch_buffer.data());
-  job.scratch = scratch_buffer.data() + inputs;
+  LoraJob job = make_lora_job(kernels, args, item.row, item.rows, scratch_buffer.data());
+  job.t = scratch_buffer.data() + inputs;
   for (size_t s = 0; s < item.num_segments; ++s) {
     job.segment = &args.segments[item.segment + s];
     if (s + 1 < item.num_segments) {
@@ -107,13 +77,59 @@ void run_item(const LoraKernels& kernels, const LoraArgs& args, const Item& item
     } else {
       job.next = next == nullptr ? nullptr : weights_of(args.segments[next->segment]);
     }
-    (job.segment->type == Element::kFloat32 ? kernels.float32 : kernels.bfloat16)(job);
+    const LoraKernel& kernel = kernels.of(job.segment->type);
+    kernel.shrink(job);
+    kernel.expand(job, 0, SIZE_MAX);
   }
 }
 
 }  // namespace
 
 LoraKernels lora_kernels_plain() { return make_lora_kernels<PlainVec>(); }
+
+size_t lora_a_bytes(const LoraSegment& segment) {
+  return static_cast<size_t>(segment.leaf.inputs * segment.leaf.ranks) * element_size(segment.type);
+}
+
+size_t lora_b_bytes(const LoraSegment& segment) {
+  int64_t values = 0;
+  for (int64_t p = 0; p < segment.leaf.num_parts; ++p) {
+    values += segment.parts[p].outputs * segment.parts[p].rank;
+  }
+  return static_cast<size_t>(values) * element_size(segment.type);
+}
+
+size_t lora_widened_inputs(const LoraArgs& args) {
+  return args.x == nullptr || args.x_type == Element::kFloat32 ? 0 : args.inputs;
+}
+
+size_t lora_job_rows(const LoraArgs& args) {
+  const size_t fitting = kBlockBytes / (sizeof(float) * std::max<size_t>(args.inputs, 1));
+  return std::clamp(fitting, kLeastBlockRows, kBlockRows);
+}
+
+LoraJob make_lora_job(const LoraKernels& kernels, const LoraArgs& args, size_t row, size_t rows,
+                      float* widened) {
+  LoraJob job{};
+  job.rows = rows;
+  if (args.x == nullptr) {
+    job.token_ids = args.token_ids + row;
+  } else if (args.x_type == Element::kFloat32) {
+    job.x = static_cast<const float*>(args.x) + row * args.x_stride;
+    job.x_stride = args.x_stride;
+  } else {
+    const auto* x = static_cast<const uint16_t*>(args.x) + row * args.x_stride;
+    for (size_t r = 0; r < rows; ++r) {
+      kernels.widen(x + r * args.x_stride, args.inputs, widened + r * args.inputs);
+    }
+    job.x = widened;
+    job.x_stride = args.inputs;
+  }
+  job.out = static_cast<char*>(args.out) + row * args.out_stride * element_size(args.out_type);
+  job.out_type = args.out_type;
+  job.out_stride = args.out_stride;
+  return job;
+}
 
 void lora(const LoraKernels& kernels, const LoraArgs& args, const ParallelFor& parallel_for) {
   std::vector<Item>& items = items_buffer;

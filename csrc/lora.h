@@ -8,9 +8,13 @@
 //
 // Weights. An adapter's weights are one buffer, leaf by leaf: the a of all parts as one matrix
 // [Σ rank, inputs], then each part's b [outputs, rank] and its vectors in fp32. A matrix [N, K] is
-// in tiles of 16 outputs, [tile][k][16], and the last tile has only the N % 16 that are left: so
-// nothing is padded, and one row's work reads the leaf from front to back, once. Kernels load whole
-// vectors and ignore what lies beyond a narrow tile; 64 bytes follow the last value for that.
+// in tiles of 16 outputs, and the last tile has only the N % 16 that are left:
+//
+//   fp32   [tile][k][16]
+//   bf16   [tile][k / 2][16][2], and [16] for the last k of an odd number
+//
+// So nothing is padded, and one row's work reads the leaf from front to back, once. Kernels load
+// whole vectors and ignore what lies beyond a narrow tile; 64 bytes follow the last value for that.
 //
 // The order of summation. t is four chains of fused multiply-adds, chain c over the inputs c, c +
 // 4, c + 8, …, added as (0 + 1) + (2 + 3); b · t is one chain. No chain depends on the number of
@@ -84,21 +88,40 @@ struct LoraJob {
   void* out;  // of the first row
   Element out_type;
   size_t out_stride;
-  float* scratch;    // lora_scratch_floats() values
+  float* t;          // lora_t_floats() values: what shrink computes and expand reads
   const char* next;  // weights that are needed after these, or null
 };
 
 constexpr size_t lora_rank_stride(size_t ranks) {
   return (ranks + kTileOutputs - 1) / kTileOutputs * kTileOutputs;
 }
-constexpr size_t lora_scratch_floats(size_t rows, size_t ranks) {
-  return rows * lora_rank_stride(ranks);
+constexpr size_t lora_t_floats(size_t rows, size_t ranks) { return rows * lora_rank_stride(ranks); }
+
+// Without a name outside its file, as Panels.
+namespace {
+// Where a part is cut at output n of the leaf: between tiles, at n or before.
+inline size_t lora_cut(const LoraPart& part, size_t n) {
+  const auto start = static_cast<size_t>(part.start);
+  const auto outputs = static_cast<size_t>(part.outputs);
+  if (n >= start + outputs) return outputs;
+  return n <= start ? 0 : (n - start) / kTileOutputs * kTileOutputs;
 }
+}  // namespace
+
+struct LoraKernel {
+  void (*shrink)(const LoraJob& job);
+  // Of the leaf's outputs, those between two cuts.
+  void (*expand)(const LoraJob& job, size_t begin, size_t end);
+};
 
 struct LoraKernels {
   void (*widen)(const uint16_t* x, size_t count, float* out);
-  void (*float32)(const LoraJob& job);  // by the type of the weights
-  void (*bfloat16)(const LoraJob& job);
+  LoraKernel float32;  // by the type of the weights
+  LoraKernel bfloat16;
+
+  const LoraKernel& of(Element weights) const {
+    return weights == Element::kFloat32 ? float32 : bfloat16;
+  }
 };
 
 LoraKernels lora_kernels_plain();
@@ -106,5 +129,18 @@ LoraKernels lora_kernels_avx2();
 LoraKernels lora_kernels_avx512();
 
 void lora(const LoraKernels& kernels, const LoraArgs& args, const ParallelFor& parallel_for);
+
+// Of what a segment reads.
+size_t lora_a_bytes(const LoraSegment& segment);
+size_t lora_b_bytes(const LoraSegment& segment);
+
+// A job of rows `row` … row + rows - 1, without a segment, t or next: outputs, and inputs in fp32,
+// where they are or converted to `widened` (rows * lora_widened_inputs() values).
+LoraJob make_lora_job(const LoraKernels& kernels, const LoraArgs& args, size_t row, size_t rows,
+                      float* widened);
+size_t lora_widened_inputs(const LoraArgs& args);
+
+// Rows of a job at most: their inputs in fp32 should stay in cache.
+size_t lora_job_rows(const LoraArgs& args);
 
 }  // namespace plait

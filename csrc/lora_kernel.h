@@ -26,7 +26,7 @@ constexpr int groups_that_fit(int sums) {
 }
 
 // A row alone reads its weights from memory: they are fetched so many bytes ahead.
-constexpr size_t kFetchAhead = 2048;
+constexpr size_t kFetchAhead = 1024;
 
 template <size_t kBytes>
 PLAIT_INLINE void fetch(const char* from) {
@@ -34,14 +34,45 @@ PLAIT_INLINE void fetch(const char* from) {
   for (size_t i = 0; i < kBytes; i += 64) __builtin_prefetch(from + i, 0, 3);
 }
 
+// --- weights -------------------------------------------------------------------------------------
+
+// What one load brings: a vector of values, or of pairs whose second is the next input's.
+template <class V>
+struct Singles {
+  using W = float;
+  using Raw = typename V::F;
+  static constexpr int kTogether = 1;
+
+  static PLAIT_INLINE Raw load(const W* p) { return V::load(p); }
+  template <int kWhich>
+  static PLAIT_INLINE typename V::F value(Raw raw) {
+    return raw;
+  }
+};
+template <class V>
+struct Pairs {
+  using W = uint16_t;
+  using Raw = typename V::Bits;
+  static constexpr int kTogether = 2;
+
+  static PLAIT_INLINE Raw load(const W* p) { return V::load_pairs(p); }
+  template <int kWhich>
+  static PLAIT_INLINE typename V::F value(Raw raw) {
+    return kWhich == 0 ? V::first_of_pairs(raw) : V::second_of_pairs(raw);
+  }
+};
+
+// Where vector v of a tile's step begins, in elements: a step is all inputs of one load.
+template <class V, class Weights>
+constexpr size_t vector_in_step(int v) {
+  return static_cast<size_t>(v) * V::kLanes * Weights::kTogether;
+}
+
 // --- shrink --------------------------------------------------------------------------------------
 
-template <class V, class W, int kRows, int kVecs>
+template <class V, int kRows, int kVecs>
 PLAIT_INLINE void multiply_add(typename V::F (&sums)[kRows][kVecs], const float* x, size_t x_stride,
-                               const W* weight) {
-  typename V::F w[kVecs];
-  PLAIT_UNROLL
-  for (int v = 0; v < kVecs; ++v) w[v] = V::load(weight + static_cast<size_t>(v) * V::kLanes);
+                               const typename V::F (&w)[kVecs]) {
   PLAIT_UNROLL
   for (int r = 0; r < kRows; ++r) {
     const typename V::F value = V::broadcast(x[static_cast<size_t>(r) * x_stride]);
@@ -50,89 +81,165 @@ PLAIT_INLINE void multiply_add(typename V::F (&sums)[kRows][kVecs], const float*
   }
 }
 
-// t of one tile. As many chains run at once as registers hold; the order in each stays the same.
-template <class V, class W, int kRows>
-void shrink_tile(const float* x, size_t x_stride, size_t inputs, const W* weight, size_t width,
-                 float* t, size_t t_stride) {
-  constexpr int kVecs = kTileVecs<V>;
-  constexpr int kAtOnce = groups_that_fit<V>(kRows * kVecs);
-  typename V::F totals[kLoraChains][kRows][kVecs];
+// A tile's rows of x and weights, and where its t goes.
+struct ShrinkTile {
+  const float* x;
+  size_t x_stride;
+  size_t inputs;
+  const void* weight;
+  size_t width;
+  float* t;
+  size_t t_stride;
+};
+
+// Chain kChain of the four, over one block of four inputs; w is the block's first weight.
+template <class V, class Weights, int kChain, int kRows, int kVecs>
+PLAIT_INLINE void add_to_chain(typename V::F (&sums)[kRows][kVecs], const ShrinkTile& tile,
+                               const float* x, const typename Weights::W* w) {
+  constexpr int kWhich = kChain % Weights::kTogether;
+  const auto* step = w + static_cast<size_t>(kChain - kWhich) * tile.width;
+  typename V::F values[kVecs];
   PLAIT_UNROLL
-  for (size_t first = 0; first < kLoraChains; first += kAtOnce) {
-    typename V::F sums[kAtOnce][kRows][kVecs];
+  for (int v = 0; v < kVecs; ++v) {
+    const auto raw = Weights::load(step + vector_in_step<V, Weights>(v));
+    values[v] = Weights::template value<kWhich>(raw);
+  }
+  multiply_add<V>(sums, x + kChain, tile.x_stride, values);
+}
+
+// The same at the end, where the block has `left` inputs, fewer than four; the last one of an odd
+// number has no partner.
+template <class V, class Weights, int kChain, int kRows, int kVecs>
+PLAIT_INLINE void end_chain(typename V::F (&sums)[kRows][kVecs], const ShrinkTile& tile,
+                            const float* x, const typename Weights::W* w, size_t left) {
+  if (kChain >= left) return;
+  constexpr size_t kPartner = kChain / Weights::kTogether * Weights::kTogether + 1;
+  if (Weights::kTogether == 1 || kPartner < left) {
+    add_to_chain<V, Weights, kChain>(sums, tile, x, w);
+    return;
+  }
+  typename V::F values[kVecs];
+  PLAIT_UNROLL
+  for (int v = 0; v < kVecs; ++v) {
+    values[v] = V::load(w + kChain * tile.width + static_cast<size_t>(v) * V::kLanes);
+  }
+  multiply_add<V>(sums, x + kChain, tile.x_stride, values);
+}
+
+// One row's chains of a pair: what was loaded once stays in a register for both.
+template <class V, class Weights, int kFirst, int kVecs>
+PLAIT_INLINE void add_to_both(typename V::F (&sums)[kLoraChains][1][kVecs], const ShrinkTile& tile,
+                              const float* x, const typename Weights::W* w) {
+  const typename V::F first = V::broadcast(x[kFirst]);
+  const typename V::F second = V::broadcast(x[kFirst + 1]);
+  PLAIT_UNROLL
+  for (int v = 0; v < kVecs; ++v) {
+    auto raw = Weights::load(w + kFirst * tile.width + vector_in_step<V, Weights>(v));
+    V::pin(raw);
+    sums[kFirst][0][v] = V::fma(first, Weights::template value<0>(raw), sums[kFirst][0][v]);
+    sums[kFirst + 1][0][v] =
+        V::fma(second, Weights::template value<1>(raw), sums[kFirst + 1][0][v]);
+  }
+}
+
+template <class V, class Weights, int kFirst, int kCount, int kRows, int kVecs>
+PLAIT_INLINE void add_to_chains(typename V::F (&sums)[kLoraChains][kRows][kVecs],
+                                const ShrinkTile& tile, const float* x,
+                                const typename Weights::W* w) {
+  constexpr int kTaken = kRows == 1 ? Weights::kTogether : 1;
+  if constexpr (kTaken == 2) {
+    add_to_both<V, Weights, kFirst>(sums, tile, x, w);
+  } else {
+    add_to_chain<V, Weights, kFirst>(sums[kFirst], tile, x, w);
+  }
+  if constexpr (kCount > kTaken) {
+    add_to_chains<V, Weights, kFirst + kTaken, kCount - kTaken>(sums, tile, x, w);
+  }
+}
+
+template <class V, class Weights, int kFirst, int kCount, int kRows, int kVecs>
+PLAIT_INLINE void end_chains(typename V::F (&sums)[kLoraChains][kRows][kVecs],
+                             const ShrinkTile& tile, const float* x, const typename Weights::W* w,
+                             size_t left) {
+  end_chain<V, Weights, kFirst>(sums[kFirst], tile, x, w, left);
+  if constexpr (kCount > 1) {
+    end_chains<V, Weights, kFirst + 1, kCount - 1>(sums, tile, x, w, left);
+  }
+}
+
+// Chains kFirst … of a tile: as many at once as registers hold, then the others. The order in each
+// stays the same.
+template <class V, class Weights, int kFirst, int kRows, int kVecs>
+PLAIT_INLINE void run_chains(typename V::F (&sums)[kLoraChains][kRows][kVecs],
+                             const ShrinkTile& tile) {
+  constexpr int kAtOnce = groups_that_fit<V>(kRows * kVecs);
+  PLAIT_UNROLL
+  for (int c = 0; c < kAtOnce; ++c) {
     PLAIT_UNROLL
-    for (int c = 0; c < kAtOnce; ++c) {
+    for (int r = 0; r < kRows; ++r) {
       PLAIT_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        PLAIT_UNROLL
-        for (int v = 0; v < kVecs; ++v) sums[c][r][v] = V::zero();
-      }
-    }
-    const W* w = weight + first * width;
-    size_t k = first;
-    for (; k + kAtOnce <= inputs; k += kLoraChains, w += kLoraChains * width) {
-      if constexpr (kRows == 1) {
-        fetch<kLoraChains * kTileOutputs * sizeof(W)>(reinterpret_cast<const char*>(w) +
-                                                      kFetchAhead);
-      }
-      PLAIT_UNROLL
-      for (int c = 0; c < kAtOnce; ++c) {
-        const auto chain = static_cast<size_t>(c);
-        multiply_add<V, W, kRows, kVecs>(sums[c], x + k + chain, x_stride, w + chain * width);
-      }
-    }
-    PLAIT_UNROLL
-    for (int c = 0; c + 1 < kAtOnce; ++c) {
-      const auto chain = static_cast<size_t>(c);
-      if (k + chain < inputs) {
-        multiply_add<V, W, kRows, kVecs>(sums[c], x + k + chain, x_stride, w + chain * width);
-      }
-    }
-    PLAIT_UNROLL
-    for (int c = 0; c < kAtOnce; ++c) {
-      PLAIT_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        PLAIT_UNROLL
-        for (int v = 0; v < kVecs; ++v)
-          totals[first + static_cast<size_t>(c)][r][v] = sums[c][r][v];
-      }
+      for (int v = 0; v < kVecs; ++v) sums[kFirst + c][r][v] = V::zero();
     }
   }
+  const auto* w = static_cast<const typename Weights::W*>(tile.weight);
+  const float* x = tile.x;
+  size_t left = tile.inputs;
+  for (; left >= kLoraChains; left -= kLoraChains) {
+    if constexpr (kRows == 1) {
+      fetch<kLoraChains * kTileOutputs * sizeof(*w)>(reinterpret_cast<const char*>(w) +
+                                                     kFetchAhead);
+    }
+    add_to_chains<V, Weights, kFirst, kAtOnce>(sums, tile, x, w);
+    x += kLoraChains;
+    w += kLoraChains * tile.width;
+  }
+  end_chains<V, Weights, kFirst, kAtOnce>(sums, tile, x, w, left);
+  if constexpr (kFirst + kAtOnce < static_cast<int>(kLoraChains)) {
+    run_chains<V, Weights, kFirst + kAtOnce>(sums, tile);
+  }
+}
+
+template <class V, class Weights, int kRows>
+void shrink_tile(const ShrinkTile& tile) {
+  constexpr int kVecs = kTileVecs<V>;
+  typename V::F sums[kLoraChains][kRows][kVecs];
+  run_chains<V, Weights, 0>(sums, tile);
   PLAIT_UNROLL
   for (int r = 0; r < kRows; ++r) {
     PLAIT_UNROLL
     for (int v = 0; v < kVecs; ++v) {
-      const typename V::F low = V::add(totals[0][r][v], totals[1][r][v]);
-      const typename V::F high = V::add(totals[2][r][v], totals[3][r][v]);
-      float* to = t + static_cast<size_t>(r) * t_stride + static_cast<size_t>(v) * V::kLanes;
-      V::store(to, V::add(low, high));
+      const typename V::F low = V::add(sums[0][r][v], sums[1][r][v]);
+      const typename V::F high = V::add(sums[2][r][v], sums[3][r][v]);
+      const size_t at = static_cast<size_t>(r) * tile.t_stride + static_cast<size_t>(v) * V::kLanes;
+      V::store(tile.t + at, V::add(low, high));
     }
   }
 }
 
 constexpr size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
-template <class V, class W, int kRows>
-void shrink_panel(const float* x, size_t x_stride, size_t inputs, const W* a, size_t ranks,
-                  float* t, size_t t_stride) {
-  for (size_t rank = 0; rank < ranks; rank += kTileOutputs) {
-    const size_t width = smaller(kTileOutputs, ranks - rank);
-    shrink_tile<V, W, kRows>(x, x_stride, inputs, a + rank * inputs, width, t + rank, t_stride);
-  }
-}
-
 // The columns of a that the tokens name.
-template <class V, class W>
-void gather(const LoraJob& job, const W* a, float* t, size_t t_stride) {
+template <class V, class Weights>
+void gather(const LoraJob& job, const typename Weights::W* a, float* t, size_t t_stride) {
   const auto inputs = static_cast<size_t>(job.segment->leaf.inputs);
   const auto ranks = static_cast<size_t>(job.segment->leaf.ranks);
   for (size_t row = 0; row < job.rows; ++row) {
     const auto token = static_cast<size_t>(job.token_ids[row]);
+    const size_t which = token % Weights::kTogether;
     for (size_t rank = 0; rank < ranks; rank += kTileOutputs) {
       const size_t width = smaller(kTileOutputs, ranks - rank);
-      const W* from = a + rank * inputs + token * width;
-      for (size_t i = 0; i < kTileOutputs; i += V::kLanes) {
-        V::store(t + row * t_stride + rank + i, V::load(from + i));
+      const auto* step = a + rank * inputs + (token - which) * width;
+      const bool is_alone = token - which + Weights::kTogether > inputs;
+      for (int v = 0; v < kTileVecs<V>; ++v) {
+        const size_t lane = static_cast<size_t>(v) * V::kLanes;
+        typename V::F value;
+        if (is_alone) {
+          value = V::load(step + lane);
+        } else {
+          const auto raw = Weights::load(step + vector_in_step<V, Weights>(v));
+          value = which == 0 ? Weights::template value<0>(raw) : Weights::template value<1>(raw);
+        }
+        V::store(t + row * t_stride + rank + lane, value);
       }
     }
   }
@@ -152,6 +259,7 @@ struct Expand {
   const float* bias;
   float scale;
   void* out;
+  Element out_type;
   size_t out_stride;
   void (*write)(const Expand& part, const float* sums, size_t rows, size_t tiles, size_t output);
 };
@@ -179,9 +287,73 @@ void write(const Expand& part, const float* sums, size_t rows, size_t tiles, siz
   }
 }
 
-template <class V, class W, int kRows, int kTiles>
+// What most adapters are, and whole tiles: straight from the registers.
+template <class V, class Out, int kVecs>
+PLAIT_INLINE void add_scaled(float scale, const typename V::F (&sums)[1][kVecs], Out* out) {
+  const typename V::F factor = V::broadcast(scale);
+  PLAIT_UNROLL
+  for (int v = 0; v < kVecs; ++v, out += V::kLanes) {
+    V::store(out, V::fma(factor, sums[0][v], V::load(out)));
+  }
+}
+
+template <class V, int kVecs>
+PLAIT_INLINE bool try_add_scaled(const Expand& part, const typename V::F (&sums)[1][kVecs],
+                                 size_t output) {
+  if (part.b_bias != nullptr || part.g != nullptr || output + kVecs * V::kLanes > part.outputs) {
+    return false;
+  }
+  if (part.out_type == Element::kFloat32) {
+    add_scaled<V>(part.scale, sums, static_cast<float*>(part.out) + output);
+  } else {
+    add_scaled<V>(part.scale, sums, static_cast<uint16_t*>(part.out) + output);
+  }
+  return true;
+}
+
+// One step of b in some tiles that lie tile_step elements apart, for a row alone: every vector is
+// loaded and used up, so that sums keep their registers.
+template <class V, class Weights, int kVecs>
+PLAIT_INLINE void expand_one(typename V::F (&sums)[1][kVecs], const float* t,
+                             const typename Weights::W* b, size_t tile_step) {
+  const typename V::F first = V::broadcast(t[0]);
+  const typename V::F second = V::broadcast(t[Weights::kTogether - 1]);
+  PLAIT_UNROLL
+  for (int v = 0; v < kVecs; ++v) {
+    const size_t tile = static_cast<size_t>(v / kTileVecs<V>) * tile_step;
+    auto raw = Weights::load(b + tile + vector_in_step<V, Weights>(v % kTileVecs<V>));
+    if constexpr (Weights::kTogether == 2) V::pin(raw);
+    sums[0][v] = V::fma(first, Weights::template value<0>(raw), sums[0][v]);
+    if constexpr (Weights::kTogether == 2) {
+      sums[0][v] = V::fma(second, Weights::template value<1>(raw), sums[0][v]);
+    }
+  }
+}
+
+template <class V, class Weights, int kRows, int kVecs>
+PLAIT_INLINE void expand_step(typename V::F (&sums)[kRows][kVecs], const float* t, size_t t_stride,
+                              const typename Weights::W* b, size_t tile_step) {
+  typename Weights::Raw raw[kVecs];
+  typename V::F w[kVecs];
+  PLAIT_UNROLL
+  for (int v = 0; v < kVecs; ++v) {
+    const size_t tile = static_cast<size_t>(v / kTileVecs<V>) * tile_step;
+    raw[v] = Weights::load(b + tile + vector_in_step<V, Weights>(v % kTileVecs<V>));
+    w[v] = Weights::template value<0>(raw[v]);
+  }
+  multiply_add<V>(sums, t, t_stride, w);
+  if constexpr (Weights::kTogether == 2) {
+    PLAIT_UNROLL
+    for (int v = 0; v < kVecs; ++v) w[v] = Weights::template value<1>(raw[v]);
+    multiply_add<V>(sums, t + 1, t_stride, w);
+  }
+}
+
+template <class V, class Weights, int kRows, int kTiles>
 void expand_tiles(const Expand& part, size_t output) {
+  using W = typename Weights::W;
   constexpr int kVecs = kTiles * kTileVecs<V>;
+  constexpr size_t kTogether = Weights::kTogether;
   typename V::F sums[kRows][kVecs];
   PLAIT_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -189,26 +361,31 @@ void expand_tiles(const Expand& part, size_t output) {
     for (int v = 0; v < kVecs; ++v) sums[r][v] = V::zero();
   }
   const size_t width = smaller(kTileOutputs, part.outputs - output);
+  const size_t tile_step = part.rank * kTileOutputs;
   const W* b = static_cast<const W*>(part.b) + output * part.rank;
   const char* ahead = reinterpret_cast<const char*>(b) + kFetchAhead;
-  for (size_t j = 0; j < part.rank; ++j) {
+  size_t j = 0;
+  for (; j + kTogether <= part.rank; j += kTogether, b += kTogether * width) {
     if constexpr (kRows == 1) {
-      constexpr size_t kBytes = kTiles * kTileOutputs * sizeof(W);
-      fetch<kBytes>(ahead + j * kBytes);
+      constexpr size_t kBytes = kTiles * kTileOutputs * kTogether * sizeof(W);
+      fetch<kBytes>(ahead);
+      ahead += kBytes;
+      expand_one<V, Weights>(sums, part.t + j, b, tile_step);
+    } else {
+      expand_step<V, Weights>(sums, part.t + j, part.t_stride, b, tile_step);
     }
+  }
+  if (j < part.rank) {  // an odd one has no partner
     typename V::F w[kVecs];
     PLAIT_UNROLL
     for (int v = 0; v < kVecs; ++v) {
-      const size_t tile = static_cast<size_t>(v / kTileVecs<V>) * part.rank * kTileOutputs;
-      const size_t lane = static_cast<size_t>(v % kTileVecs<V>) * V::kLanes;
-      w[v] = V::load(b + tile + j * width + lane);
+      const size_t tile = static_cast<size_t>(v / kTileVecs<V>) * tile_step;
+      w[v] = V::load(b + tile + static_cast<size_t>(v % kTileVecs<V>) * V::kLanes);
     }
-    PLAIT_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      const typename V::F t = V::broadcast(part.t[static_cast<size_t>(r) * part.t_stride + j]);
-      PLAIT_UNROLL
-      for (int v = 0; v < kVecs; ++v) sums[r][v] = V::fma(t, w[v], sums[r][v]);
-    }
+    multiply_add<V>(sums, part.t + j, part.t_stride, w);
+  }
+  if constexpr (kRows == 1) {
+    if (try_add_scaled<V>(part, sums, output)) return;
   }
   float values[kRows][kVecs * V::kLanes];
   PLAIT_UNROLL
@@ -221,19 +398,16 @@ void expand_tiles(const Expand& part, size_t output) {
   part.write(part, values[0], kRows, kTiles, output);
 }
 
-template <class V, class W, int kRows>
-void expand_panel(const Expand& part) {
+// Outputs from … to - 1; both are the beginnings of tiles, or the end.
+template <class V, class Weights, int kRows>
+void expand_panel(const Expand& part, size_t from, size_t to) {
   constexpr int kTiles = groups_that_fit<V>(kRows * kTileVecs<V>);
-  size_t output = 0;
-  for (; output + kTiles * kTileOutputs <= part.outputs; output += kTiles * kTileOutputs) {
-    expand_tiles<V, W, kRows, kTiles>(part, output);
+  size_t output = from;
+  for (; output + kTiles * kTileOutputs <= to; output += kTiles * kTileOutputs) {
+    expand_tiles<V, Weights, kRows, kTiles>(part, output);
   }
-  if constexpr (kTiles > 1) {
-    for (; output < part.outputs; output += kTileOutputs) {
-      expand_tiles<V, W, kRows, 1>(part, output);
-    }
-  } else if (output < part.outputs) {
-    expand_tiles<V, W, kRows, 1>(part, output);
+  for (; output < to; output += kTileOutputs) {
+    expand_tiles<V, Weights, kRows, 1>(part, output);
   }
 }
 
@@ -251,29 +425,32 @@ PLAIT_INLINE void for_rows(size_t rows, const Body& body) {
   body.template run<kRows>();
 }
 
-template <class V, class W>
+template <class V, class Weights>
 struct ShrinkPanel {
-  const float* x;
-  size_t x_stride;
-  size_t inputs;
-  const W* a;
+  ShrinkTile first;
   size_t ranks;
-  float* t;
-  size_t t_stride;
 
   template <int kRows>
   void run() const {
-    shrink_panel<V, W, kRows>(x, x_stride, inputs, a, ranks, t, t_stride);
+    ShrinkTile tile = first;
+    for (size_t rank = 0; rank < ranks; rank += kTileOutputs) {
+      tile.weight = static_cast<const typename Weights::W*>(first.weight) + rank * first.inputs;
+      tile.width = smaller(kTileOutputs, ranks - rank);
+      tile.t = first.t + rank;
+      shrink_tile<V, Weights, kRows>(tile);
+    }
   }
 };
 
-template <class V, class W>
+template <class V, class Weights>
 struct ExpandPanel {
   Expand part;
+  size_t from;
+  size_t to;
 
   template <int kRows>
   void run() const {
-    expand_panel<V, W, kRows>(part);
+    expand_panel<V, Weights, kRows>(part, from, to);
   }
 };
 
@@ -281,11 +458,13 @@ inline const float* vector_at(const char* weights, int64_t offset) {
   return offset < 0 ? nullptr : reinterpret_cast<const float*>(weights + offset);
 }
 
-template <class V, class W>
+template <class V, class Weights>
 void expand_part(const LoraJob& job, const LoraPart& part, const float* t, size_t t_stride,
-                 const Panels& panels) {
+                 size_t from, size_t to) {
   const char* weights = job.segment->weights;
-  ExpandPanel<V, W> panel;
+  ExpandPanel<V, Weights> panel;
+  panel.from = from;
+  panel.to = to;
   panel.part.t_stride = t_stride;
   panel.part.b = weights + part.b;
   panel.part.rank = static_cast<size_t>(part.rank);
@@ -295,7 +474,9 @@ void expand_part(const LoraJob& job, const LoraPart& part, const float* t, size_
   panel.part.bias = vector_at(weights, part.bias);
   panel.part.scale = static_cast<float>(job.segment->scale * part.scale);
   panel.part.write = job.out_type == Element::kFloat32 ? &write<V, float> : &write<V, uint16_t>;
+  panel.part.out_type = job.out_type;
   panel.part.out_stride = job.out_stride;
+  const Panels panels(job.rows, kMaxPanelRows<V>);
   for (size_t p = 0; p < panels.count; ++p) {
     const size_t row = panels.first_row(p);
     const size_t output = row * job.out_stride + static_cast<size_t>(part.start);
@@ -305,33 +486,43 @@ void expand_part(const LoraJob& job, const LoraPart& part, const float* t, size_
   }
 }
 
-template <class V, class W>
-void run_job(const LoraJob& job) {
+template <class V, class Weights>
+void shrink(const LoraJob& job) {
   const LoraSegment& segment = *job.segment;
-  const Panels panels(job.rows, kMaxPanelRows<V>);
   const auto ranks = static_cast<size_t>(segment.leaf.ranks);
   const size_t t_stride = lora_rank_stride(ranks);
-  const auto* a = reinterpret_cast<const W*>(segment.weights + segment.leaf.a);
-  float* t = job.scratch;
+  const auto* a = reinterpret_cast<const typename Weights::W*>(segment.weights + segment.leaf.a);
   if (job.x == nullptr) {
-    gather<V>(job, a, t, t_stride);
-  } else {
-    for (size_t p = 0; p < panels.count; ++p) {
-      const size_t row = panels.first_row(p);
-      const ShrinkPanel<V, W> panel{job.x + row * job.x_stride,
-                                    job.x_stride,
-                                    static_cast<size_t>(segment.leaf.inputs),
-                                    a,
-                                    ranks,
-                                    t + row * t_stride,
-                                    t_stride};
-      for_rows<V, kMaxPanelRows<V>>(panels.height(p), panel);
-    }
+    gather<V, Weights>(job, a, job.t, t_stride);
+    return;
   }
+  const Panels panels(job.rows, kMaxPanelRows<V>);
+  for (size_t p = 0; p < panels.count; ++p) {
+    const size_t row = panels.first_row(p);
+    ShrinkPanel<V, Weights> panel{};
+    panel.first.x = job.x + row * job.x_stride;
+    panel.first.x_stride = job.x_stride;
+    panel.first.inputs = static_cast<size_t>(segment.leaf.inputs);
+    panel.first.weight = a;
+    panel.first.t = job.t + row * t_stride;
+    panel.first.t_stride = t_stride;
+    panel.ranks = ranks;
+    for_rows<V, kMaxPanelRows<V>>(panels.height(p), panel);
+  }
+}
+
+template <class V, class Weights>
+void expand(const LoraJob& job, size_t begin, size_t end) {
+  const LoraSegment& segment = *job.segment;
+  const size_t t_stride = lora_rank_stride(static_cast<size_t>(segment.leaf.ranks));
   if (job.next != nullptr) fetch<kFetchAhead>(job.next);
+  const float* t = job.t;
   for (int64_t i = 0; i < segment.leaf.num_parts; ++i) {
-    expand_part<V, W>(job, segment.parts[i], t, t_stride, panels);
-    t += segment.parts[i].rank;
+    const LoraPart& part = segment.parts[i];
+    const size_t from = lora_cut(part, begin);
+    const size_t to = lora_cut(part, end);
+    if (from < to) expand_part<V, Weights>(job, part, t, t_stride, from, to);
+    t += part.rank;
   }
 }
 
@@ -344,7 +535,9 @@ void widen(const uint16_t* x, size_t count, float* out) {
 
 template <class V>
 LoraKernels make_lora_kernels() {
-  return {&widen<V>, &run_job<V, float>, &run_job<V, uint16_t>};
+  return {&widen<V>,
+          {&shrink<V, Singles<V>>, &expand<V, Singles<V>>},
+          {&shrink<V, Pairs<V>>, &expand<V, Pairs<V>>}};
 }
 
 }  // namespace

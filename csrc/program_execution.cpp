@@ -59,8 +59,9 @@ Work Execution::operator()(const LinearOp& op) {
   args.out = at(op.output);
   args.out_stride = op.out_features;
   args.out_type = type();
+  args.companion = begin_adapters(op.leaf, op.input, op.output);
   linear(runner.kernels_.linear, args, runner.parallel_for_);
-  change_by_adapters(op.leaf, op.input, op.output);
+  finish_adapters(args.companion);
   return {static_cast<int64_t>(op.weight_bytes),
           2 * static_cast<int64_t>(rows() * op.in_features * op.out_features)};
 }
@@ -77,21 +78,22 @@ Work Execution::operator()(const QuantizedLinearOp& op) {
   args.out = at(op.output);
   args.out_stride = op.weight.out_features;
   args.out_type = type();
+  args.companion = begin_adapters(op.leaf, op.input, op.output);
   quantized_linear(*runner.kernels_.quantized_linear, args, runner.parallel_for_);
-  change_by_adapters(op.leaf, op.input, op.output);
+  finish_adapters(args.companion);
   return {static_cast<int64_t>(op.weight.tiles() * op.weight.tile_bytes()),
           2 * static_cast<int64_t>(rows() * op.weight.in_features * op.weight.out_features)};
 }
 
-void Execution::change_by_adapters(int64_t leaf, size_t input, size_t output) {
-  if (leaf < 0 || runner.step_.lora.num_segments == 0) return;
-  const auto before = std::chrono::steady_clock::now();
+Companion* Execution::begin_adapters(int64_t leaf, size_t input, size_t output) {
   std::vector<LoraSegment>& segments = runner.segments_;
+  segments.clear();
+  if (leaf < 0 || runner.step_.lora.num_segments == 0) return nullptr;
   find_lora_segments(runner.step_.lora, leaf, static_cast<int64_t>(rows()),
                      static_cast<int64_t>(width(input)), static_cast<int64_t>(width(output)),
                      segments);
-  if (segments.empty()) return;
-  LoraArgs args{};
+  LoraArgs& args = runner.lora_;
+  args = {};
   args.x = at(input);
   args.x_type = type();
   args.x_stride = width(input);
@@ -101,19 +103,32 @@ void Execution::change_by_adapters(int64_t leaf, size_t input, size_t output) {
   args.out_stride = width(output);
   args.segments = segments.data();
   args.num_segments = segments.size();
-  plait::lora(runner.kernels_.lora, args, runner.parallel_for_);
-  for (const LoraSegment& segment : segments) {
-    int64_t weights = segment.leaf.inputs * segment.leaf.ranks;
-    for (int64_t p = 0; p < segment.leaf.num_parts; ++p) {
-      weights += segment.parts[p].outputs * segment.parts[p].rank;
-    }
-    lora.bytes += weights * static_cast<int64_t>(element_size(segment.type));
-    lora.operations += 2 * weights * static_cast<int64_t>(segment.end - segment.start);
+  // Threads that share the layer's tiles would wait for each other before every expand.
+  if (runner.pool_->size() > 1 || !LoraWeave::pays(args)) return nullptr;
+  runner.weave_.begin(runner.kernels_.lora, args, width(output));
+  return &runner.weave_;
+}
+
+void Execution::finish_adapters(const Companion* companion) {
+  if (runner.segments_.empty()) return;
+  const auto before = std::chrono::steady_clock::now();
+  int64_t earlier = 0;
+  if (companion != nullptr && runner.weave_.is_under_way()) {
+    earlier = runner.weave_.nanoseconds();
+    runner.weave_.finish();
+  } else {
+    plait::lora(runner.kernels_.lora, runner.lora_, runner.parallel_for_);
+  }
+  for (const LoraSegment& segment : runner.segments_) {
+    const auto bytes = static_cast<int64_t>(lora_a_bytes(segment) + lora_b_bytes(segment));
+    lora.bytes += bytes;
+    lora.operations += 2 * bytes / static_cast<int64_t>(element_size(segment.type)) *
+                       static_cast<int64_t>(segment.end - segment.start);
   }
   lora.calls = 1;
-  lora.nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(
-                         std::chrono::steady_clock::now() - before)
-                         .count();
+  lora.nanoseconds = earlier + std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                   std::chrono::steady_clock::now() - before)
+                                   .count();
 }
 
 // --- norms ---------------------------------------------------------------------------------------

@@ -52,8 +52,10 @@ struct Execution {
   template <class Args>
   void in_parts(void (*kernel)(const Args&, size_t, size_t), const Args& args, size_t count,
                 size_t values_each) const;
-  // Of the linear that has just been computed.
-  void change_by_adapters(int64_t leaf, size_t input, size_t output);
+  // Around a linear: finds what adapters change there, perhaps between its tiles, and does the
+  // rest.
+  Companion* begin_adapters(int64_t leaf, size_t input, size_t output);
+  void finish_adapters(const Companion* companion);
   void write_kv(const AttentionOp& op) const;
   Work attention_work(const AttentionProblem& problem, const AttentionOp& op) const;
 };

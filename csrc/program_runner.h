@@ -10,6 +10,7 @@
 #include <new>
 #include <vector>
 
+#include "lora_weave.h"
 #include "program.h"
 #include "program_counters.h"
 #include "program_kernels.h"
@@ -71,8 +72,10 @@ class ProgramRunner {
   std::unique_ptr<char, Free> memory_;
   size_t memory_bytes_ = 0;
   std::vector<char*> registers_;
-  std::vector<char> wide_heads_;  // attention whose values are narrower than its keys
-  std::vector<LoraSegment> segments_;
+  std::vector<char> wide_heads_;       // attention whose values are narrower than its keys
+  std::vector<LoraSegment> segments_;  // of the linear at hand
+  LoraArgs lora_{};
+  LoraWeave weave_;
   std::vector<PhaseCounts> counts_;
 };
 

@@ -72,9 +72,26 @@ struct TileCall {
   ScaleType scales;
   bool resume;          // go on from these sums, else from zero
   float* sums;          // [rows][16]
-  const uint8_t* next;  // weights to fetch meanwhile, …
-  size_t next_bytes;    // … so many bytes of them a row group
+  const uint8_t* next;  // memory to fetch meanwhile, …
+  size_t next_bytes;    // … so many bytes further each row group, …
+  size_t next_lines;    // … and so many lines each time
 };
+
+template <int kLines>
+PLAIT_INLINE void fetch_lines(const uint8_t* from) {
+  PLAIT_UNROLL
+  for (int i = 0; i < kLines; ++i) {
+    __builtin_prefetch(from + static_cast<size_t>(i) * kQuantLineBytes, 0, 2);
+  }
+}
+
+// A loop costs as much as the fetches; numbers that are frequent do without.
+PLAIT_INLINE void fetch_lines(const uint8_t* from, size_t count) {
+  if (count == 0) return;
+  if (count == 4) return fetch_lines<4>(from);
+  if (count == 8) return fetch_lines<8>(from);
+  for (size_t i = 0; i < count; ++i) fetch_lines<1>(from + i * kQuantLineBytes);
+}
 
 using TileKernel = void (*)(const TileCall&);
 
@@ -162,14 +179,14 @@ void tile_kernel(const TileCall& call) {
   const uint8_t* codes = call.codes;
   const char* x = call.x;
   const uint8_t* next = call.next;
+  const size_t next_bytes = call.next_bytes;
+  const size_t next_lines = call.next_lines;
   for (size_t g = 0; g < call.groups; ++g) {
     F scale[kVecs], min[kVecs];
     headers.next<Q, kMins>(scale, min);
     for (size_t part = 0; part < call.parts; ++part) {
-      for (size_t o = 0; o < call.next_bytes; o += kQuantLineBytes) {
-        __builtin_prefetch(next + o, 0, 2);
-      }
-      next += call.next_bytes;
+      fetch_lines(next, next_lines);
+      next += next_bytes;
       typename Q::I dots[kRows][kVecs];
       Q::template dot<kCodes, kSteps, kRows>(codes, x, dots);
       codes += kCodeBytes;
@@ -275,6 +292,14 @@ void multiply_tile(const QuantizedJob& job, const TileBlock& block, float* sums)
     call.sums = sums + row * kQuantTileOutputs;
     call.next = block.next;
     call.next_bytes = p == 0 ? block.next_bytes : 0;
+    call.next_lines = (call.next_bytes + kQuantLineBytes - 1) / kQuantLineBytes;
+    if (p > 0 && job.output.fetch != nullptr && job.output.fetch->count > 0) {
+      const FetchSteps other = take_fetch(*job.output.fetch, block.parts);
+      call.next = reinterpret_cast<const uint8_t*>(other.from);
+      call.next_bytes = other.step_bytes;
+      // Some twice, and some beyond the end, rather than a number that varies.
+      call.next_lines = other.step_bytes <= 4 * kQuantLineBytes ? 4 : 8;
+    }
     find_tile_kernel<Q, kCodes>(job.weight, rows)(call);
     if (block.part + block.parts == row_groups) {
       write_panel<typename Q::V>(job.output, call.sums, row, rows, block.tile, 1);

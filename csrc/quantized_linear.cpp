@@ -182,11 +182,19 @@ void exact_chunk(const QuantizedKernels& kernels, const QuantizedLinearArgs& arg
   });
   LinearJob job = output_of(args, first_row, rows);
   job.panels = panels;
-  const size_t groups = ceil_div(weight.tiles(), kGroupTiles);
-  parallel_for(groups, grain_groups(weight, rows), [&](size_t begin, size_t end) {
+  const Body run = [&](size_t begin, size_t end) {
     float* scratch = work_buffer.at_least(floats_of(exact_scratch_bytes(rows)));
     kernels.run_exact(job, weight, begin, end, reinterpret_cast<char*>(scratch));
-  });
+  };
+  const size_t groups = ceil_div(weight.tiles(), kGroupTiles);
+  if (args.companion != nullptr && rows == args.rows) {
+    run_with(*args.companion, job, groups, [&](size_t group) {
+      job.fetch->most_bytes = kQuantLineBytes;  // the kernel fetches a line a step
+      run(group, group + 1);
+    });
+  } else {
+    parallel_for(groups, grain_groups(weight, rows), run);
+  }
 }
 
 // The rows of a chunk, quantised: those that were given, or made here in `buffer`.
@@ -242,11 +250,22 @@ void quantized_chunk(const QuantizedKernels& kernels, const QuantizedLinearArgs&
   job.output = output_of(args, first_row, rows);
   job.weight = weight;
   job.panels = panels;
-  const size_t groups = ceil_div(weight.tiles(), kGroupTiles);
-  parallel_for(groups, grain_groups(weight, rows), [&](size_t begin, size_t end) {
+  const Body run = [&](size_t begin, size_t end) {
     float* scratch = work_buffer.at_least(floats_of(quantized_scratch_bytes(rows)));
     kernels.run(job, begin, end, reinterpret_cast<char*>(scratch));
-  });
+  };
+  const size_t groups = ceil_div(weight.tiles(), kGroupTiles);
+  if (args.companion != nullptr && rows == args.rows && split.count > 1) {
+    // The first panel's steps fetch the weights themselves.
+    const size_t steps = (split.count - 1) * kGroupTiles * weight.row_groups();
+    run_with(*args.companion, job.output, groups, [&](size_t group) {
+      const size_t lines = ceil_div(job.output.fetch->bytes, steps * kQuantLineBytes);
+      job.output.fetch->most_bytes = (lines < 4 ? 4 : 8) * kQuantLineBytes;
+      run(group, group + 1);
+    });
+  } else {
+    parallel_for(groups, grain_groups(weight, rows), run);
+  }
 }
 
 }  // namespace

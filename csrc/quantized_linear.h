@@ -57,6 +57,8 @@ struct QuantizedLinearArgs {
   void* out;
   size_t out_stride;
   Element out_type;
+
+  Companion* companion;  // as in LinearArgs
 };
 
 void quantized_linear(const QuantizedKernels& kernels, const QuantizedLinearArgs& args,

@@ -78,6 +78,7 @@ struct PlainVec {
   static float sum(F v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 
   // Pairs of bf16 values, one pair a lane.
+  static void pin(Bits&) {}
   static Bits load_pairs(const uint16_t* p) {
     Bits v;
     std::memcpy(&v, p, sizeof(v));

@@ -53,6 +53,8 @@ struct Avx2Vec {
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
   }
 
+  // Keeps pairs in a register, where a compiler would rather load them again.
+  static void pin(Bits& v) { __asm__("" : "+x"(v)); }
   static Bits load_pairs(const uint16_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }

@@ -65,6 +65,8 @@ struct Avx512Vec {
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
   }
 
+  // Keeps pairs in a register, where a compiler would rather load them again.
+  static void pin(Bits& v) { __asm__("" : "+v"(v)); }
   static Bits load_pairs(const uint16_t* p) { return _mm512_loadu_si512(p); }
   static F first_of_pairs(Bits v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); }
   static F second_of_pairs(Bits v) {

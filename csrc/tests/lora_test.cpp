@@ -2,6 +2,7 @@
 // tests/ops/test_lora_memory.py without torch. Values are small whole numbers and halves, so that
 // all sums are exact on every instruction set.
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -82,10 +83,14 @@ struct Adapter {
   void store(size_t rows, size_t columns, const At& at) {
     const size_t size = plait::element_size(type);
     char* to = grow(rows * columns * size);
+    const size_t together = type == Element::kFloat32 ? 1 : 2;
     for (size_t tile = 0; tile < rows; tile += plait::kTileOutputs) {
-      for (size_t k = 0; k < columns; ++k) {
-        for (size_t n = tile; n < rows && n < tile + plait::kTileOutputs; ++n, to += size) {
-          put(to, type, at(n, k));
+      const size_t last = std::min(rows, tile + plait::kTileOutputs);
+      for (size_t k = 0; k < columns; k += together) {
+        for (size_t n = tile; n < last; ++n) {
+          for (size_t i = k; i < std::min(columns, k + together); ++i, to += size) {
+            put(to, type, at(n, i));
+          }
         }
       }
     }

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 _HUGE_PAGE = 2 << 20
-_WORTH_IT = 8 << 20  # bytes: what is less would lie in parts of pages
+WORTH_IT = 8 << 20  # bytes: what is less would lie in parts of pages
 
 
 def huge_memory(num_bytes: int) -> Tensor:
     """Bytes `[num_bytes]`, zero, of this process alone, in huge pages where the system has them."""
-    if not hasattr(mmap, "MADV_HUGEPAGE") or num_bytes < _WORTH_IT:
+    if not hasattr(mmap, "MADV_HUGEPAGE") or num_bytes < WORTH_IT:
         return torch.zeros(num_bytes, dtype=torch.uint8)
     memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # of a kernel without them

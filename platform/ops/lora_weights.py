@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from plait.platform.ops.huge_pages import WORTH_IT, huge_memory
 
 TILE = 16
 SLACK = 64  # bytes after the last value: kernels read whole vectors
@@ -95,12 +97,11 @@ class PlacedLora:
         return fields
 
     def _matrix(self, at: int, rows: int, columns: int) -> Tensor:
-        size = rows * columns * self.dtype.itemsize
-        values = self.buffer[at : at + size].view(self.dtype)
-        full = rows // TILE * TILE
-        tiles = values[: full * columns].view(full // TILE, columns, TILE).transpose(1, 2)
-        rest = values[full * columns :].view(columns, rows - full).T
-        return torch.cat([tiles.reshape(full, columns), rest])
+        values = self.buffer[at : at + rows * columns * self.dtype.itemsize].view(self.dtype)
+        matrix = values.new_empty(rows, columns)
+        for stored, part in _blocks(values, matrix):
+            part.copy_(stored)
+        return matrix
 
     def _vector(self, at: int, size: int) -> Tensor | None:
         return None if at < 0 else self.buffer[at : at + size * 4].view(torch.float32)
@@ -137,9 +138,7 @@ def pack_lora(
     layout = _Layout(parts_by_leaf, dtype)
     if any(not 0 <= leaf < num_leaves for leaf in layout.leaves):
         raise ValueError(f"lora: leaves must be in 0 to {num_leaves - 1}")
-    # numpy asks for huge pages, torch does not: a step that reads many adapters once each would
-    # otherwise spend a fifth of its time on the pages' addresses.
-    buffer = torch.from_numpy(np.zeros(layout.num_bytes, np.uint8)).to(device)
+    buffer = _memory(layout.num_bytes).to(device)
     table = [0] * (num_leaves * LEAF_FIELDS)
     part_table: list[int] = []
     changed = 0
@@ -254,15 +253,41 @@ def _check_leaf(leaf: int, parts: Sequence[LoraPart]) -> None:
 
 
 def _store_matrix(matrix: Tensor, buffer: Tensor, at: int, dtype: torch.dtype) -> None:
-    """Stores [rows, columns] in tiles of 16 rows, the last one narrower: [tile][column][row]."""
+    values = buffer[at : at + matrix.numel() * dtype.itemsize].view(dtype)
+    for stored, part in _blocks(values, matrix):
+        stored.copy_(part)
+
+
+def _blocks(values: Tensor, matrix: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of packed values, and of the same values in [rows, columns], of one shape.
+
+    Tiles are of 16 rows, the last one narrower: [tile][column][row]. In bf16, columns lie in pairs,
+    [tile][pair][row][2], and the last one of an odd number alone.
+    """
     rows, columns = matrix.shape
-    values = buffer[at : at + rows * columns * dtype.itemsize].view(dtype)
+    together = 1 if values.dtype is torch.float32 else 2
+    paired = columns // together * together
     full = rows // TILE * TILE
-    if full:
-        tiles = matrix[:full].unflatten(0, (-1, TILE)).transpose(1, 2)
-        values[: full * columns].view(-1, columns, TILE).copy_(tiles)
-    if full < rows:
-        values[full * columns :].view(columns, rows - full).copy_(matrix[full:].T)
+    for first, count, width in ((0, full // TILE, TILE), (full, 1, rows - full)):
+        if not count * width:
+            continue
+        end = first + count * width
+        tiles = values[first * columns : end * columns].view(count, columns * width)
+        part = matrix[first:end].unflatten(0, (count, width))
+        pairs = tiles[:, : paired * width].view(count, paired // together, width, together)
+        yield pairs, part[..., :paired].unflatten(2, (-1, together)).transpose(1, 2)
+        if paired < columns:
+            yield tiles[:, paired * width :], part[..., -1]
+
+
+def _memory(num_bytes: int) -> Tensor:
+    """Zeros, in huge pages: steps that read many adapters would spend a fifth on addresses, else.
+
+    numpy asks for them too, and takes no more than is needed; torch does not ask.
+    """
+    if num_bytes < WORTH_IT:
+        return torch.from_numpy(np.zeros(num_bytes, np.uint8))
+    return huge_memory(num_bytes)
 
 
 def float_bits(value: float) -> int:

@@ -15,6 +15,7 @@ OTHERS = (
     "linear",
     "lora",
     "lora_segments",
+    "lora_weave",
     "paged_attention",
     "program_decode",
     "program_execution",
