@@ -31,6 +31,7 @@ _COPIED = ("preprocessor_config.json", "chat_template.jinja")
 _HEAD_BYTES = 1 << 20  # of the GGUF file, which is not read whole at every start
 _MAKING = ".making-"
 _STALE_S = 24 * 3600
+_WEIGHTS = "model.safetensors"
 _CONFIG = "config.json"  # written last: a folder with it is whole
 
 
@@ -81,8 +82,8 @@ def _digest(file: Path) -> str:
     digest = hashlib.sha256(f"{_FORM} {file.stat().st_size}".encode())
     with file.open("rb") as opened:
         digest.update(opened.read(_HEAD_BYTES))
-    for part in sorted(VISION.iterdir()):
-        digest.update(f"\0{part.name}\0".encode() + part.read_bytes())
+    for name in (_CONFIG, _WEIGHTS, *_COPIED):
+        digest.update(f"\0{name}\0".encode() + (VISION / name).read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -104,12 +105,12 @@ def _write(file: Path, folder: Path) -> None:
     facts = json.loads((VISION / _CONFIG).read_text())
     tokenizer = _write_tokenizer(file, folder, facts["image_token"])
     tensors = dict(_language_model(file))
-    tensors.update(load_file(VISION / "model.safetensors"))
+    tensors.update(load_file(VISION / _WEIGHTS))
     try:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
     except SafetensorError as error:  # as it calls a full disk
         raise OSError(str(error)) from error
-    (folder / "model.safetensors").chmod(0o644)
+    (folder / _WEIGHTS).chmod(0o644)
     _write_json(folder / "processor_config.json", _processor(facts))
     _write_json(folder / _CONFIG, _config(file, facts, tokenizer))
 
