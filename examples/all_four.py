@@ -41,15 +41,20 @@ async def look(client: AsyncOpenAI, count: int, colour: str) -> None:
         {"type": "text", "text": QUESTION},
         {"type": "image_url", "image_url": {"url": squares(count, colour)}},
     ]
-    answer = await client.chat.completions.parse(
+    answer = await client.chat.completions.create(
         model="sight",  # the adapter
         messages=[{"role": "user", "content": content}],
-        response_format=Scene,  # the schema; drafts come by themselves
+        # The schema; the adapter learned JSON with spaces. Drafts come by themselves.
+        extra_body={
+            "structured_outputs": {"json": Scene.model_json_schema(), "any_whitespace": True}
+        },
         temperature=0,
         max_tokens=60,
     )
-    drafts = answer.usage.completion_tokens_details.speculation["by_source"]
-    print(f"{count} {colour}: {answer.choices[0].message.parsed!r} drafts: {drafts}")
+    details = answer.usage.completion_tokens_details.model_dump()
+    drafts = details.get("speculation", "none was worth it")
+    scene = Scene.model_validate_json(answer.choices[0].message.content)
+    print(f"{count} {colour}: {scene!r} drafts: {drafts}")
 
 
 async def talk(client: AsyncOpenAI) -> None:

@@ -54,8 +54,10 @@ async def main() -> None:
             for _ in range(8):
                 clients.create_task(ask())
             for number in range(6):
-                await asyncio.sleep(0.2)
-                await swap(http, PARTS / ("sql", "tone")[number % 2])
+                generation = await swap(http, PARTS / ("sql", "tone")[number % 2])
+                before = len(answers)
+                while generation not in [answered for answered, _ in answers[before:]]:
+                    await asyncio.sleep(0.01)
             done.set()
         await http.post(f"{SERVER}/v1/unload_lora_adapter", json={"lora_name": "live"})
     counts = Counter(names[generation] for generation, _ in answers)

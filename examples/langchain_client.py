@@ -14,8 +14,11 @@ from pydantic import BaseModel, Field
 class Complaint(BaseModel):
     """What a message says."""
 
+    name: str | None = Field(max_length=40)
+    order: str | None = Field(max_length=12)
     product: str = Field(max_length=30)
     problem: Literal["late", "damaged", "wrong item", "missing part", "billing"]
+    wish: Literal["refund", "replacement", "information"]
 
 
 def model(name: str) -> ChatOpenAI:
@@ -47,4 +50,5 @@ for answer in query.batch(
     print(answer.content)
 
 extract = model("fields").with_structured_output(Complaint, method="json_schema")
-print(extract.invoke("Extract the fields of this message as JSON.\n\nMy toaster came in pieces."))
+message = "I was charged twice for the umbrella. Ref. 99120. Could you explain this?"
+print(extract.invoke(f"Extract the fields of this message as JSON.\n\n{message}"))

@@ -37,12 +37,12 @@ def _candidates(model: ModelInfo, adapters: Collection[str]) -> list[tuple[str, 
     if "sql" in adapters:
         found.append(("an adapter, by its name as the model", _body("sql", query())))
     if "sight" in adapters and model.vision is not None:
-        form = {"type": "json_schema", "json_schema": {"name": "scene", "schema": SCENE}}
+        form = {"json": SCENE, "any_whitespace": True}
         found += [
             ("a picture of three red squares", _body("sight", _look(LOOK, squares(3, "red")))),
             (
                 "picture, adapter, schema and drafts in one request",
-                _body("sight", _look(LIST, squares(2, "blue")), response_format=form),
+                _body("sight", _look(LIST, squares(2, "blue")), structured_outputs=form),
             ),
         ]
     if "fields" in adapters:

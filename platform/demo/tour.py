@@ -109,7 +109,7 @@ class _Tour:
         self._check("both texts are the same", same)
 
     def together(self) -> None:
-        wish = StructuredOutputs(json=SCENE)
+        wish = StructuredOutputs(json=SCENE, any_whitespace=True)
         (output,) = self._ask([_look(2, "blue", LIST)], adapter="sight", structured_outputs=wish)
         answer = output.outputs[0]
         self.voice.said("sight", answer.text)
@@ -119,7 +119,10 @@ class _Tour:
     def mixed(self) -> None:
         kinds = [kind for number in range(_NUM_ROUNDS) for kind in _round(number)]
         chats, adapters, schemas = zip(*kinds, strict=True)
-        wishes = [None if s is None else StructuredOutputs(json=s) for s in schemas]
+        wishes = [
+            None if s is None else StructuredOutputs(json=s, any_whitespace=s is SCENE)
+            for s in schemas
+        ]
         before, began = self.llm.stats, time.perf_counter()
         outputs = self._ask(list(chats), adapter=list(adapters), structured_outputs=wishes)
         seconds, stats = time.perf_counter() - began, self.llm.stats

@@ -15,9 +15,6 @@ from pathlib import Path
 import pytest
 from support.server_process import serving
 
-from plait.platform.config import Options
-from plait.platform.demo.default import default_adapters
-
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 ADDRESS = "http://127.0.0.1:8000"  # that examples name
@@ -29,11 +26,11 @@ PRINTED = {
     "adapter_client.py": r"sql: .SELECT AVG\(speed\) FROM ships WHERE harbour = 'Genoa'",
     "adapter_offline.py": r"tone: .Could you please",
     "adapter_push.py": r"step 2: strength 0\.[5-9]\d, .*Could you please",
-    "all_four.py": r"2 blue: Scene\(count=2, colour='blue', shape='square'\) drafts: .*grammar",
+    "all_four.py": r"2 blue: Scene\(count=2, colour='blue', shape='square'\) drafts: ",
     "chat_stream.py": r"\[\d+ prompt \+ \d+ answer tokens, (stop|length)\]",
     "hot_swap.py": r"none failed: [^}]*sql.*\n[^$]*each generation has one answer: True",
-    "image_client.py": r"Two blue circles\.\n\[\d+ tokens are the picture's\]",
-    "langchain_client.py": r"Could you .*\n(SELECT .*\n){2}product='toaster' problem='damaged'",
+    "image_client.py": r"[Tt]wo blue circles.*\n\[\d+ tokens are the picture's\]",
+    "langchain_client.py": r"the printer .*\n(SELECT .*\n){2}.*product='umbrella'",
     "many_requests.py": r"16 answers, 256 tokens",
     "offline_batch.py": r"from the cache: \[0, [1-9]\d*, [1-9]\d*\]",
     "offline_stream.py": r"least likely: .* mean log-probability -\d",
@@ -42,9 +39,6 @@ PRINTED = {
     "structured_offline.py": r"A made-up person: \{.*\nIs the sky .* blue",
     "tools_client.py": r"get_weather \{'city': 'Paris'\}",
 }
-
-MISSING = {"fields", "sight", "sql", "tone"} - {*default_adapters(Options())}
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not trained yet: {MISSING}")
 
 
 @pytest.fixture(scope="module")
