@@ -45,6 +45,7 @@ class Options:
     num_threads: int | None = None
     pin_threads: bool = False  # each stays on a core of its own
     seed: int | None = None  # for requests that bring none; None: random each time
+    trace_steps: str | None = None  # file that gets a line of JSON for each step
     progress: bool = True  # bars while loading and generating
 
 

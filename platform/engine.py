@@ -22,6 +22,7 @@ from plait.platform.errors import AdapterUnavailable, InternalError, PlaitError
 from plait.platform.messages import AdapterLoaded, Stats
 from plait.platform.metered import Metered
 from plait.platform.output import OutputText
+from plait.platform.row_counts import RowCounts
 from plait.platform.sampling import Sampler
 from plait.platform.scheduler import Commit, Scheduler
 from plait.platform.stopping import check_stop
@@ -30,13 +31,13 @@ from plait.platform.strand import Strands
 if TYPE_CHECKING:
     from plait.adapters.info import AdapterState
     from plait.adapters.pool import AdapterPool
-    from plait.platform.batch import AdapterSegment
     from plait.platform.config import EngineConfig
     from plait.platform.core import Request, Sequence, TokenLogprobs
     from plait.platform.drafting import Drafter
     from plait.platform.executor import Executor
     from plait.platform.messages import LoadAdapter
     from plait.platform.metered import Total
+    from plait.platform.step_trace import StepTrace
     from plait.platform.strand import Strand
     from plait.platform.tokenizer import Tokenizer
 
@@ -47,7 +48,7 @@ WAIT_S = 0.005
 # How old the parts of the steps' time may be in `Stats`, which leaves with every step's events.
 PHASES_AGE_S = 1.0
 
-_COUNTED = ("num_steps", "prompt_tokens", "generation_tokens", "adapter_rows")
+_COUNTED = ("num_steps", "prompt_tokens", "generation_tokens")
 
 
 class Engine:
@@ -85,6 +86,8 @@ class Engine:
         self._pending: list[Event] = []  # made outside a step
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self._counts = dict.fromkeys(_COUNTED, 0)
+        self._rows = RowCounts()
+        self._trace: StepTrace | None = None
         self._last_rows = 0
         self._step_seconds = 0.0
 
@@ -211,7 +214,7 @@ class Engine:
             for commit in self.scheduler.commit(plan, result, self._stop):
                 self._count_tokens(commit)
                 events += self._events(commit)
-        self._count(plan, began)
+        self._count(plan, events, began)
         return events
 
     def _wait(self) -> None:
@@ -242,9 +245,8 @@ class Engine:
 
     def _forward(self, plan: StepPlan) -> StepResult:
         batch = build(plan, self.config.cache.block_size)
-        if batch.adapter_segments:
-            self._counts["adapter_rows"] += _num_rows(batch.adapter_segments)
         masks = self._strands.stage(plan)
+        self._rows.count(plan, batch, is_masked=masks is not None)
         embeds = self._strands.embeds(plan)
         taps, wanted = None, self._drafter.taps(plan)
         if wanted:
@@ -330,7 +332,11 @@ class Engine:
     def stats(self) -> Stats:
         """Gauges and counters as they stand."""
         scheduler = self.scheduler
-        figures: dict[str, Any] = {**self._counts, **self._strands.figures}
+        figures: dict[str, Any] = {
+            **self._counts,
+            **self._rows.figures,
+            **self._strands.figures,
+        }
         if self._adapters is not None:
             figures.update(self._adapters.figures)
         return Stats(
@@ -346,10 +352,18 @@ class Engine:
             **figures,
         )
 
-    def _count(self, plan: StepPlan, began: float) -> None:
+    def trace(self, trace: StepTrace) -> None:
+        """Have each step from now on written there."""
+        trace.begin(self.stats)
+        self._trace = trace
+
+    def _count(self, plan: StepPlan, events: SequenceOf[Event], began: float) -> None:
         self._last_rows = plan.num_rows
         self._step_seconds += self._clock() - began
         self._counts["num_steps"] += 1
+        if self._trace is not None and self._trace.is_open:
+            num_adapters = self._rows.newest_adapters
+            self._trace.step(plan, events, self.stats, began_s=began, num_adapters=num_adapters)
 
     def _count_tokens(self, commit: Commit) -> None:
         """A prompt counts once, when it is done, however often parking had it computed."""
@@ -364,12 +378,3 @@ def _no_adapters() -> AdapterUnavailable:
     return AdapterUnavailable(
         "this engine serves no adapters: it was started with --adapter-memory 0"
     )
-
-
-def _num_rows(segments: SequenceOf[AdapterSegment]) -> int:
-    """Rows in one segment or more. They come by their first row."""
-    count = end = 0
-    for segment in segments:
-        count += max(0, segment.end - max(segment.start, end))
-        end = max(end, segment.end)
-    return count

@@ -114,7 +114,12 @@ class Stats(msgspec.Struct, frozen=True):
     generation_tokens: int = 0
     last_step_rows: int = 0
     step_seconds: float = 0.0
+    # Rows of steps: see `row_counts`. The first three are all rows.
+    prefill_rows: int = 0
+    decode_rows: int = 0
+    draft_rows: int = 0
     adapter_rows: int = 0  # token rows that an adapter changed
+    steps_by_strands: tuple[int, ...] = ()  # bit i of an index: `row_counts.STRANDS[i]` was there
     adapter_loads: int = 0  # from disk to host memory
     adapter_load_seconds: float = 0.0
     adapter_placements: int = 0  # from host memory to the device

@@ -17,6 +17,7 @@ from plait.platform.cores import num_threads, usable_cores
 from plait.platform.errors import ConfigError
 from plait.platform.intake import Intake
 from plait.platform.light_torch import import_torch, paused_collection
+from plait.platform.step_trace import StepTrace
 from plait.platform.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def start_engine(
     Raises `PlaitError`: `ConfigError` or `ModelUnsupported` with the exact cause.
     """
     _check_draft(options)
+    trace = None if options.trace_steps is None else StepTrace(options.trace_steps)
     phases: dict[str, float] = {}
 
     @contextmanager
@@ -131,6 +133,8 @@ def start_engine(
     with phase("warm up"):
         _warm_up(engine, config, tokenizer)
     takes_images = model.vision is not None and fit.encoder_bytes > 0
+    if trace is not None:
+        engine.trace(trace)
     return Started(
         engine=engine,
         rest=Rest(imports=_import_models, load=executor.open_vision) if takes_images else None,

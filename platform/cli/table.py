@@ -312,6 +312,13 @@ SERVED = (
     _model("served_model_name", "Name that requests use. Default: from MODEL."),
     _memory("max_num_queued_reqs", "Most requests waiting; beyond it, 503.", low=0),
     _memory("seed", "Seed for requests that bring none. Default: random.", low=0),
+    _flag(
+        Options,
+        "Server",
+        "trace_steps",
+        "File that gets a line of JSON for each step: its rows by kind, and what came of them.",
+        metavar="FILE",
+    ),
 )
 HTTP = (
     _http("host", "Address to listen on."),

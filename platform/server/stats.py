@@ -9,8 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from plait.platform.errors import Overloaded
+from plait.platform.row_counts import STRANDS
 from plait.platform.server.draft_metrics import draft_metrics
 from plait.platform.server.image_metrics import encoder_metrics
+from plait.platform.step_trace import ROW_KINDS
 
 if TYPE_CHECKING:
     from plait.platform.config import EngineConfig
@@ -40,6 +42,7 @@ class StatsCollector(Collector):
         stats = self._client.stats
         yield from _gauges(stats, labels)
         yield from _counters(stats, labels)
+        yield from _rows(stats, labels)
         yield from _phases(stats, labels)
         yield from _probe(getattr(self._client, "facts", {}).get("probe") or {}, labels)
         yield from draft_metrics(stats, labels)
@@ -82,6 +85,27 @@ def _counters(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
         counter = CounterMetricFamily(name, text, labels=_LABELS)
         counter.add_metric(labels, value)
         yield counter
+
+
+def _rows(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
+    """How requests of all kinds are woven into the steps."""
+    rows = CounterMetricFamily(
+        "plait:step_rows",
+        "Rows of steps by kind: prefill, decode and draft are all; adapter, image and masked ones "
+        "are among them.",
+        labels=(*_LABELS, "kind"),
+    )
+    for kind, field in ROW_KINDS.items():
+        rows.add_metric((*labels, kind), getattr(stats, field))
+    steps = CounterMetricFamily(
+        "plait:steps_by_strands",
+        "Steps by which of adapters, images, drafts and grammars they had rows of.",
+        labels=(*_LABELS, "strands"),
+    )
+    for bits, count in enumerate(stats.steps_by_strands):
+        names = [name for i, name in enumerate(STRANDS) if bits >> i & 1]
+        steps.add_metric((*labels, "+".join(names) or "none"), count)
+    yield from (rows, steps)
 
 
 def _phases(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
