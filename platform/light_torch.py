@@ -15,6 +15,8 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -78,13 +80,34 @@ class _Later(ModuleType):
 
 
 class _Completion:
-    """An import finder that finds nothing, but has the rest of torch imported before those."""
+    """An import finder that has the rest of torch imported before those, and finds what came so."""
 
-    def find_spec(self, name: str, *_: Any) -> None:
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
         """See `importlib.abc.MetaPathFinder`."""
-        if name in _COMPLETED_BEFORE:
-            sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
-            complete()
+        if name not in _COMPLETED_BEFORE:
+            return None
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+        complete()
+        made = sys.modules.get(name)
+        if made is None:
+            return None
+        made.__spec__ = ModuleSpec(name, _Made(made))  # where it is there, its own is what counts
+        return made.__spec__
+
+
+class _Made(Loader):
+    """Gives a module that is there: it must not run twice."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__  # the one to have again
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:  # noqa: ARG002
+        """See `importlib.abc.Loader`."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See `importlib.abc.Loader`."""
+        module.__spec__ = self._spec
 
 
 def complete() -> None:
