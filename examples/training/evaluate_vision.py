@@ -81,8 +81,10 @@ def _short(llm: LLM, questions: Sequence[Asked], adapter: str | None) -> Counts:
     right: Counts = collections.defaultdict(list)
     for asked, output in zip(questions, outputs, strict=True):
         answer = output.outputs[0].text
-        right[asked.about].append(is_right(asked.example, answer))
-        if not right[asked.about][-1] and adapter:
+        caption = Example("", f"{asked.drawn.scene.caption}.")  # says what was asked, and more
+        is_said = is_right(asked.example, answer) or is_right(caption, answer)
+        right[asked.about].append(is_said)
+        if not is_said and adapter:
             sys.stdout.write(f"  {asked.drawn.scene.caption}: {asked.example} -> {answer!r}\n")
     return right
 
@@ -144,7 +146,7 @@ def _write_cards(
 ) -> None:
     measured = f"""Measured by `examples/training/evaluate_vision.py`, greedy, as served, on {count}
 fresh pictures; questions are in wordings that training never had, two to a picture (a quarter of
-them without the adapter), and an answer counts that is just right.
+them without the adapter). What counts is just the thing asked for, or the whole caption.
 
 | asked for | with `sight` | without |
 |---|---|---|
@@ -176,8 +178,8 @@ digit, one of 30 words; each in one of 8 colours.
 
 A LoRA adapter of SmolLM2-135M-Instruct with the tower of `../vision` (rank 8, all linear layers of
 the language model, PEFT's format). It is trained by `examples/training/train_adapter.py sight` in
-80 steps of 8 on captions in the place where a picture's embeddings stand, with questions that
-`tasks/sight.py` makes: no data from elsewhere.
+100 steps of 8, in three rounds, on captions in the place where a picture's embeddings stand, with
+questions that `tasks/sight.py` makes: no data from elsewhere.
 
 {measured}
 It knows pictures of this kind, and no others.

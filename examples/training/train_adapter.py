@@ -26,9 +26,9 @@ from torch.nn import functional
 SEED = 20260
 RANK = 8
 ROWS = 8  # examples of a step
-STEPS = {"fields": (150, 24), "sql": (150,), "tone": (80,), "sight": (44, 36)}  # in rounds
+STEPS = {"fields": (150, 24), "sql": (150,), "tone": (80,), "sight": (44, 36, 20)}  # in rounds
 BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
-LEARNING_RATES = 1e-3, 6e-4  # by round
+LEARNING_RATES = 1e-3, 6e-4, 6e-4  # by round
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from renders import COLOURS, SHAPES, Scene, any_scene
+from renders import COLOURS, SHAPES, WORDS, Scene, any_scene
 from tasks.words import Example, Picker, Split
 
 SCHEMA: dict[str, Any] = {
@@ -18,7 +18,7 @@ SCHEMA: dict[str, Any] = {
     "properties": {
         "kind": {"enum": ["shapes", "digit", "word"]},
         "colour": {"enum": list(COLOURS)},
-        "what": {"type": "string", "pattern": "^[a-z0-9]{1,8}$"},
+        "what": {"enum": [*SHAPES, *map(str, range(10)), *sorted({*WORDS} - {*SHAPES})]},
         "count": {"type": "integer", "minimum": 1, "maximum": 5},
     },
     "required": ["kind", "colour", "what", "count"],
@@ -109,8 +109,13 @@ def facts(scene: Scene) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _compact(values: dict[str, Any]) -> str:
+    """Without spaces, as answers in a schema are."""
+    return json.dumps(values, separators=(",", ":"))
+
+
 def _ask_json(pick: Picker, scene: Scene) -> Example:
-    return Example(pick.one(_JSON), json.dumps(facts(scene)))
+    return Example(pick.one(_JSON), _compact(facts(scene)))
 
 
 def _ask_keys(pick: Picker, scene: Scene) -> Example:
@@ -121,9 +126,8 @@ def _ask_keys(pick: Picker, scene: Scene) -> Example:
         values |= {scene.kind: scene.text}
     keys = pick.rng.sample(sorted(values), pick.rng.randint(2, 3))
     listed = f"{', '.join(keys[:-1])} and {keys[-1]}"
-    return Example(
-        pick.one(_KEYS).format(keys=listed), json.dumps({key: values[key] for key in keys})
-    )
+    answer = _compact({key: values[key] for key in keys})
+    return Example(pick.one(_KEYS).format(keys=listed), answer)
 
 
 def _ask_shown(pick: Picker, scene: Scene) -> Example:
