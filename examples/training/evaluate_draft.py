@@ -43,7 +43,8 @@ class FixedDepth(NoDrafts):
 
     def draft(self, sequences: Sequence[Running], room: int) -> None:
         """As many for each, where so many may still be of use."""
-        assert room >= self._depth * len(sequences), "the batch is small"
+        if room < self._depth * len(sequences):  # prompts fill this step
+            return
         open_ = [s for s in sequences if s.max_total_tokens - len(s.tokens) > self._depth]
         wants = [Want(sequence=sequence, limit=self._depth) for sequence in open_]
         for want, draft in zip(wants, self._head.propose(wants), strict=True):
@@ -82,7 +83,7 @@ def main() -> None:
     parser.add_argument("--no-card", action="store_true")
     options = parser.parse_args()
     prompts = chats.make("test", SEED, options.chats)
-    with LLM(draft_model=PARTS / "draft", enable_prefix_caching=False, progress=False) as llm:
+    with LLM(draft_model=str(PARTS / "draft"), enable_prefix_caching=False, progress=False) as llm:
         plain_s, drafted_s = _speed(llm, prompts)
         drafter = llm._engine._drafter
         fixed = FixedDepth(drafter._model._head, options.depth)
@@ -132,17 +133,19 @@ It reads what the model has after 10, 20 and 30 of its layers and drafts the tok
 One layer of 9 heads, 8,192 of the model's tokens; embeddings and logit rows are the model's own and
 not in the file. Served by `--draft platform/demo/parts/draft`.
 
-Trained by `examples/training/collect_answers.py` (1,216 chats made from lists of topics and forms;
-two of three answers greedy, the third drawn at temperature 0.7) and `train_draft.py` beside it (6
-epochs, AdamW): it learns the model's own probabilities, up to three tokens deep in its own drafts.
+Trained by `examples/training/collect_answers.py` (1,216 chats made from lists of topics and forms,
+197,000 tokens; two of three answers greedy, the third drawn at temperature 0.7) and
+`train_draft.py` beside it (660 steps of 6 chats, AdamW): it learns the model's own probabilities,
+up to three tokens deep in its own drafts.
 
 Measured by `examples/training/evaluate_draft.py` on {options.chats} chats of topics and forms that
 training never saw, greedy, as served: at {options.depth} drafts to a verification {mean:.2f} hold
 (all drafts up to depth 1, 2, …: {by_depth}). One answer at a time on one core of an x86 server
 with AVX2, all drafts chosen as always, decoding is {speed:.2f} times as fast as without drafts.
 
-It changes no token: what it drafts is verified. Text of other kinds (other languages, long
-documents) was not trained; there fewer drafts hold, and the engine makes fewer.
+It changes no token: what it drafts is verified. It saw little text for a quarter of an hour, and
+knows the chats that it was trained with far better than others (0.54 of next tokens to 0.38). So it
+shows how a head is trained and served, and no gain in speed: the engine soon leaves it alone.
 """
     )
 
