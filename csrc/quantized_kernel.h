@@ -1,10 +1,14 @@
 // The kernels of quantized_linear.h as templates over an instruction set's vectors and integer dot
 // products; quantized_linear*.cpp make them. Everything here has internal linkage, see vec.h.
 //
-// A micro-kernel multiplies a panel of a few rows with one tile: for each row group it sums the
+// A micro-kernel multiplies a panel of a few rows with a tile: for each row group it sums the
 // products of codes in whole numbers, in registers, and folds them with the scales into the
 // outputs' chains. Few rows read the packed codes as they are, in one pass over memory; for many,
 // a block of the tile is unpacked once, and every panel passes by while it lies in cache.
+//
+// Memory gives most where several places are read in turn and each line is fetched once, shortly
+// ahead. So one row takes three tiles at a time that lie far apart: on a core that could read
+// 24 GB/s it got 17 GB/s from one place, 22 GB/s from two, 24 GB/s from three.
 
 #pragma once
 
@@ -50,10 +54,13 @@ struct QuantizedKernels {
 };
 
 constexpr size_t kUnpackInputs = 1024;  // of a tile, unpacked at a time
+constexpr size_t kMostTiles = 3;        // that a micro-kernel takes at once
+constexpr size_t kAhead = 2048;         // bytes of a tile's place that are fetched before use
 
 constexpr size_t quantized_scratch_bytes(size_t rows) {
   const size_t headers = kUnpackInputs / 16 * 2 * kQuantTileOutputs * sizeof(float);
-  return kUnpackInputs * kQuantTileOutputs + headers + rows * kQuantTileOutputs * sizeof(float);
+  const size_t sums = (rows + kMostTiles * 8) * kQuantTileOutputs * sizeof(float);
+  return kUnpackInputs * kQuantTileOutputs + headers + sums;
 }
 
 namespace {
@@ -61,20 +68,28 @@ namespace {
 // How codes lie before a micro-kernel: pairs of 4 bits; 4 bits in bytes; bytes.
 enum class Codes { kNibbles, kSmall, kBytes };
 
+// Tiles that a micro-kernel takes at once.
+template <class Q>
+constexpr int tiles_at_once(int rows) {
+  const int tiles = Q::kMaxRows / rows;
+  return tiles > static_cast<int>(kMostTiles) ? static_cast<int>(kMostTiles) : tiles;
+}
+
 struct TileCall {
   const uint8_t* factors;  // of the first group's block, where scales have two levels
   const uint8_t* header;   // of the first group
   const uint8_t* codes;
+  size_t apart;   // bytes from a tile to the next one of the call
   const char* x;  // of the panel, from the block's first row group on
   size_t groups;  // of the block
   size_t parts;   // row groups in a group
   size_t group;   // as in QuantizedWeight
   ScaleType scales;
   bool resume;          // go on from these sums, else from zero
-  float* sums;          // [rows][16]
-  const uint8_t* next;  // memory to fetch meanwhile, …
+  float* sums;          // [tiles][rows][16]
+  const uint8_t* next;  // of the first tile, or memory of somebody else, to fetch meanwhile, …
   size_t next_bytes;    // … so many bytes further each row group, …
-  size_t next_lines;    // … and so many lines each time
+  size_t next_lines;    // … and, for a tile alone, so many lines each time
 };
 
 template <int kLines>
@@ -94,6 +109,16 @@ PLAIT_INLINE void fetch_lines(const uint8_t* from, size_t count) {
 }
 
 using TileKernel = void (*)(const TileCall&);
+
+// Fetches lines begin … end - 1 of a tile, and those of the tiles beside it; returns the end.
+template <int kTiles>
+PLAIT_INLINE const uint8_t* fetch(const uint8_t* begin, const uint8_t* end, size_t apart) {
+  for (; begin < end; begin += kQuantLineBytes) {
+    PLAIT_UNROLL
+    for (size_t t = 0; t < kTiles; ++t) __builtin_prefetch(begin + t * apart, 0, 3);
+  }
+  return begin;
+}
 
 template <class Q>
 PLAIT_INLINE void load_plane(ScaleType type, const uint8_t* factors, const uint8_t* plane,
@@ -128,14 +153,19 @@ class Headers {
         factors_(factors),
         header_(header) {}
 
-  template <class Q, bool kMins>
-  PLAIT_INLINE void next(typename Q::V::F (&scale)[Q::kVecs], typename Q::V::F (&min)[Q::kVecs]) {
-    load_plane<Q>(scales_, factors_, header_, scale);
-    header_ += plane_bytes_;
-    if constexpr (kMins) {
-      load_plane<Q>(scales_, factors_ + 2 * kQuantTileOutputs, header_, min);
-      header_ += plane_bytes_;
+  // The scales of the group and, where there are some, its minimums, of tiles `apart` bytes apart.
+  template <class Q, bool kMins, int kTiles>
+  PLAIT_INLINE void next(size_t apart, typename Q::V::F (&scale)[kTiles][Q::kVecs],
+                         typename Q::V::F (&min)[kTiles][Q::kVecs]) {
+    PLAIT_UNROLL
+    for (size_t t = 0; t < kTiles; ++t) {
+      load_plane<Q>(scales_, factors_ + t * apart, header_ + t * apart, scale[t]);
+      if constexpr (kMins) {
+        load_plane<Q>(scales_, factors_ + t * apart + 2 * kQuantTileOutputs,
+                      header_ + t * apart + plane_bytes_, min[t]);
+      }
     }
+    header_ += kMins ? 2 * plane_bytes_ : plane_bytes_;
     if (scales_ == ScaleType::kTwoLevels && --left_ == 0) {
       left_ = groups_in_block_;
       factors_ += factor_bytes_;
@@ -152,20 +182,42 @@ class Headers {
   const uint8_t* header_;
 };
 
-template <class Q, int kRows>
-PLAIT_INLINE void load_sums(const TileCall& call, typename Q::V::F (&sums)[kRows][Q::kVecs]) {
+template <class Q, int kCount>
+PLAIT_INLINE void load_sums(const TileCall& call, typename Q::V::F (&sums)[kCount][Q::kVecs]) {
   using V = typename Q::V;
   PLAIT_UNROLL
-  for (int r = 0; r < kRows; ++r) {
+  for (int i = 0; i < kCount; ++i) {
     PLAIT_UNROLL
     for (int v = 0; v < Q::kVecs; ++v) {
-      const float* from = call.sums + static_cast<size_t>(r * Q::kVecs + v) * V::kLanes;
-      sums[r][v] = call.resume ? V::load(from) : V::zero();
+      const float* from = call.sums + static_cast<size_t>(i * Q::kVecs + v) * V::kLanes;
+      sums[i][v] = call.resume ? V::load(from) : V::zero();
     }
   }
 }
 
-template <class Q, Codes kCodes, int kSteps, bool kMins, int kRows>
+// Adds what a row group of a tile gives to the sums of each row; `ends` are the panel's scales and
+// offsets.
+template <class Q, bool kMins, int kRows>
+PLAIT_INLINE void fold(const typename Q::I (&dots)[kRows][Q::kVecs], const float* ends,
+                       const typename Q::V::F (&scale)[Q::kVecs],
+                       const typename Q::V::F (&min)[Q::kVecs],
+                       typename Q::V::F (*sums)[Q::kVecs]) {
+  using V = typename Q::V;
+  PLAIT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    const float* const offset = ends + kRows + r;
+    const auto row_scale = V::broadcast(ends[r]);
+    PLAIT_UNROLL
+    for (int v = 0; v < Q::kVecs; ++v) {
+      auto dot = dots[r][v];
+      if constexpr (!kMins) dot = Q::minus(dot, offset);
+      sums[r][v] = V::fma(Q::to_float(dot), V::mul(scale[v], row_scale), sums[r][v]);
+      if constexpr (kMins) sums[r][v] = V::fma(min[v], V::broadcast(*offset), sums[r][v]);
+    }
+  }
+}
+
+template <class Q, Codes kCodes, int kSteps, bool kMins, int kRows, int kTiles>
 void tile_kernel(const TileCall& call) {
   using V = typename Q::V;
   using F = typename V::F;
@@ -173,7 +225,7 @@ void tile_kernel(const TileCall& call) {
   constexpr size_t kCodeBytes = kSteps * kQuantLineBytes / (kCodes == Codes::kNibbles ? 2 : 1);
   constexpr size_t kXBytes = kRows * kSteps * Q::template step_bytes<kCodes>();
 
-  F sums[kRows][kVecs];
+  F sums[kTiles * kRows][kVecs];
   load_sums<Q>(call, sums);
   Headers headers(call.scales, kMins ? 2 : 1, call.group, call.factors, call.header);
   const uint8_t* codes = call.codes;
@@ -181,82 +233,89 @@ void tile_kernel(const TileCall& call) {
   const uint8_t* next = call.next;
   const size_t next_bytes = call.next_bytes;
   const size_t next_lines = call.next_lines;
+  const uint8_t* wanted = next;
   for (size_t g = 0; g < call.groups; ++g) {
-    F scale[kVecs], min[kVecs];
-    headers.next<Q, kMins>(scale, min);
+    F scale[kTiles][kVecs], min[kTiles][kVecs];
+    headers.next<Q, kMins, kTiles>(call.apart, scale, min);
     for (size_t part = 0; part < call.parts; ++part) {
-      fetch_lines(next, next_lines);
-      next += next_bytes;
-      typename Q::I dots[kRows][kVecs];
-      Q::template dot<kCodes, kSteps, kRows>(codes, x, dots);
-      codes += kCodeBytes;
-      const auto* row_scales = reinterpret_cast<const float*>(x + kXBytes);
-      const auto* offsets = row_scales + kRows;
-      x += kXBytes + 8 * kRows;
-      PLAIT_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        const F row_scale = V::broadcast(row_scales[r]);
-        PLAIT_UNROLL
-        for (int v = 0; v < kVecs; ++v) {
-          auto dot = dots[r][v];
-          if constexpr (!kMins) dot = Q::minus(dot, offsets + r);
-          sums[r][v] = V::fma(Q::to_float(dot), V::mul(scale[v], row_scale), sums[r][v]);
-          if constexpr (kMins) {
-            sums[r][v] = V::fma(min[v], V::broadcast(offsets[r]), sums[r][v]);
-          }
-        }
+      if constexpr (kTiles > 1) {
+        wanted += next_bytes;
+        next = fetch<kTiles>(next, wanted, call.apart);
+      } else {
+        fetch_lines(next, next_lines);
+        next += next_bytes;
       }
+      PLAIT_UNROLL
+      for (size_t t = 0; t < kTiles; ++t) {
+        typename Q::I dots[kRows][kVecs];
+        Q::template dot<kCodes, kSteps, kRows>(codes + t * call.apart, x, dots);
+        fold<Q, kMins, kRows>(dots, reinterpret_cast<const float*>(x + kXBytes), scale[t], min[t],
+                              sums + t * kRows);
+      }
+      codes += kCodeBytes;
+      x += kXBytes + 8 * kRows;
     }
   }
   PLAIT_UNROLL
-  for (int r = 0; r < kRows; ++r) {
+  for (int i = 0; i < kTiles * kRows; ++i) {
     PLAIT_UNROLL
     for (int v = 0; v < kVecs; ++v) {
-      V::store(call.sums + static_cast<size_t>(r * kVecs + v) * V::kLanes, sums[r][v]);
+      V::store(call.sums + static_cast<size_t>(i * kVecs + v) * V::kLanes, sums[i][v]);
     }
   }
 }
 
+// Several tiles at once are for codes as they are stored.
 template <class Q, Codes kCodes, int kSteps, bool kMins, int kRows>
-constexpr TileKernel tile_kernel_if_it_fits() {
+TileKernel tile_kernel_if_it_fits(bool alone) {
   if constexpr (kRows <= Q::kMaxRows) {
-    return &tile_kernel<Q, kCodes, kSteps, kMins, kRows>;
-  } else {
-    return nullptr;
+    if constexpr (kCodes != Codes::kSmall) {
+      if (!alone) return &tile_kernel<Q, kCodes, kSteps, kMins, kRows, tiles_at_once<Q>(kRows)>;
+    }
+    return &tile_kernel<Q, kCodes, kSteps, kMins, kRows, 1>;
   }
+  return nullptr;
 }
 
 template <class Q, Codes kCodes, int kSteps, bool kMins>
-TileKernel tile_kernel_of_rows(size_t rows) {
+TileKernel tile_kernel_of_rows(size_t rows, bool alone) {
   static_assert(Q::kMaxRows <= 8);
-  static constexpr TileKernel kTable[] = {
-      nullptr,
-      tile_kernel_if_it_fits<Q, kCodes, kSteps, kMins, 1>(),
-      tile_kernel_if_it_fits<Q, kCodes, kSteps, kMins, 2>(),
-      tile_kernel_if_it_fits<Q, kCodes, kSteps, kMins, 3>(),
-      tile_kernel_if_it_fits<Q, kCodes, kSteps, kMins, 4>(),
-      tile_kernel_if_it_fits<Q, kCodes, kSteps, kMins, 5>(),
-      tile_kernel_if_it_fits<Q, kCodes, kSteps, kMins, 6>(),
-      tile_kernel_if_it_fits<Q, kCodes, kSteps, kMins, 7>(),
-      tile_kernel_if_it_fits<Q, kCodes, kSteps, kMins, 8>(),
-  };
-  return kTable[rows];
+  switch (rows) {
+    case 1:
+      return tile_kernel_if_it_fits<Q, kCodes, kSteps, kMins, 1>(alone);
+    case 2:
+      return tile_kernel_if_it_fits<Q, kCodes, kSteps, kMins, 2>(alone);
+    case 3:
+      return tile_kernel_if_it_fits<Q, kCodes, kSteps, kMins, 3>(alone);
+    case 4:
+      return tile_kernel_if_it_fits<Q, kCodes, kSteps, kMins, 4>(alone);
+    case 5:
+      return tile_kernel_if_it_fits<Q, kCodes, kSteps, kMins, 5>(alone);
+    case 6:
+      return tile_kernel_if_it_fits<Q, kCodes, kSteps, kMins, 6>(alone);
+    case 7:
+      return tile_kernel_if_it_fits<Q, kCodes, kSteps, kMins, 7>(alone);
+    default:
+      return tile_kernel_if_it_fits<Q, kCodes, kSteps, kMins, 8>(alone);
+  }
 }
 
 template <class Q, Codes kCodes>
-TileKernel find_tile_kernel(const QuantizedWeight& weight, size_t rows) {
+TileKernel find_tile_kernel(const QuantizedWeight& weight, size_t rows, bool alone) {
   constexpr int kSteps = kRowGroup / kStepInputs;
   if (weight.row_group() == kRowGroup) {
-    return weight.has_mins ? tile_kernel_of_rows<Q, kCodes, kSteps, true>(rows)
-                           : tile_kernel_of_rows<Q, kCodes, kSteps, false>(rows);
+    return weight.has_mins ? tile_kernel_of_rows<Q, kCodes, kSteps, true>(rows, alone)
+                           : tile_kernel_of_rows<Q, kCodes, kSteps, false>(rows, alone);
   }
-  return weight.has_mins ? tile_kernel_of_rows<Q, kCodes, kSteps / 2, true>(rows)
-                         : tile_kernel_of_rows<Q, kCodes, kSteps / 2, false>(rows);
+  return weight.has_mins ? tile_kernel_of_rows<Q, kCodes, kSteps / 2, true>(rows, alone)
+                         : tile_kernel_of_rows<Q, kCodes, kSteps / 2, false>(rows, alone);
 }
 
-// A part of one tile's inputs, in whole groups.
+// A part of the inputs of one tile, or of several that lie evenly apart, in whole groups.
 struct TileBlock {
   size_t tile;
+  size_t tiles;
+  size_t stride;  // from one to the next, in tiles
   size_t part;    // the first of its row groups
   size_t parts;   // its row groups
   size_t groups;  // that have scales of their own
@@ -271,7 +330,7 @@ struct TileBlock {
 
 // Multiplies every panel of rows with one block.
 template <class Q, Codes kCodes>
-void multiply_tile(const QuantizedJob& job, const TileBlock& block, float* sums) {
+void multiply_tiles(const QuantizedJob& job, const TileBlock& block, float* sums) {
   const size_t row_groups = job.weight.row_groups();
   const size_t panel_bytes =
       job.weight.row_group() / kStepInputs * Q::template step_bytes<kCodes>() + 8;
@@ -283,6 +342,7 @@ void multiply_tile(const QuantizedJob& job, const TileBlock& block, float* sums)
     call.factors = block.factors;
     call.header = block.header;
     call.codes = block.codes;
+    call.apart = block.stride * job.weight.tile_bytes();
     call.x = job.panels + (row * row_groups + block.part * rows) * panel_bytes;
     call.groups = block.groups;
     call.parts = block.parts / block.groups;
@@ -300,9 +360,11 @@ void multiply_tile(const QuantizedJob& job, const TileBlock& block, float* sums)
       // Some twice, and some beyond the end, rather than a number that varies.
       call.next_lines = other.step_bytes <= 4 * kQuantLineBytes ? 4 : 8;
     }
-    find_tile_kernel<Q, kCodes>(job.weight, rows)(call);
-    if (block.part + block.parts == row_groups) {
-      write_panel<typename Q::V>(job.output, call.sums, row, rows, block.tile, 1);
+    find_tile_kernel<Q, kCodes>(job.weight, rows, block.tiles == 1)(call);
+    if (block.part + block.parts < row_groups) continue;
+    for (size_t t = 0; t < block.tiles; ++t) {
+      write_panel<typename Q::V>(job.output, call.sums + t * rows * kQuantTileOutputs, row, rows,
+                                 block.tile + t * block.stride, 1);
     }
   }
 }
@@ -313,27 +375,28 @@ void unpack_header(const QuantizedWeight& weight, const TileBlock& block, float*
   using V = typename Q::V;
   Headers headers(weight.scales, weight.planes(), weight.group, block.factors, block.header);
   for (size_t g = 0; g < block.groups; ++g) {
-    typename V::F planes[2][Q::kVecs];
+    typename V::F planes[2][1][Q::kVecs];
     if (weight.has_mins) {
-      headers.next<Q, true>(planes[0], planes[1]);
+      headers.next<Q, true, 1>(0, planes[0], planes[1]);
     } else {
-      headers.next<Q, false>(planes[0], planes[1]);
+      headers.next<Q, false, 1>(0, planes[0], planes[1]);
     }
     for (size_t p = 0; p < weight.planes(); ++p) {
       PLAIT_UNROLL
-      for (int v = 0; v < Q::kVecs; ++v, out += V::kLanes) V::store(out, planes[p][v]);
+      for (int v = 0; v < Q::kVecs; ++v, out += V::kLanes) V::store(out, planes[p][0][v]);
     }
   }
 }
 
-// Few rows: the whole tile in one pass.
+// Few rows: whole tiles in one pass, `tiles` of them that lie `stride` tiles apart.
 template <class Q>
-void run_tile(const QuantizedJob& job, size_t tile, float* sums) {
-  constexpr size_t kAhead = 4096;  // bytes: what memory delivers in about twice its latency
+void run_tiles(const QuantizedJob& job, size_t tile, size_t tiles, size_t stride, float* sums) {
   const QuantizedWeight& weight = job.weight;
   const size_t tile_bytes = weight.tile_bytes();
   TileBlock block{};
   block.tile = tile;
+  block.tiles = tiles;
+  block.stride = stride;
   block.parts = job.weight.row_groups();
   block.groups = weight.groups();
   block.factors = weight.blob + tile * tile_bytes;
@@ -341,11 +404,31 @@ void run_tile(const QuantizedJob& job, size_t tile, float* sums) {
   block.codes = block.factors + weight.header_bytes();
   block.scales = weight.scales;
   block.next = block.factors + kAhead;
-  block.next_bytes = tile_bytes / job.weight.row_groups();
+  block.next_bytes = (tile_bytes + block.parts - 1) / block.parts;
   if (weight.bits == 4) {
-    multiply_tile<Q, Codes::kNibbles>(job, block, sums);
+    multiply_tiles<Q, Codes::kNibbles>(job, block, sums);
   } else {
-    multiply_tile<Q, Codes::kBytes>(job, block, sums);
+    multiply_tiles<Q, Codes::kBytes>(job, block, sums);
+  }
+}
+
+// Few rows: tiles begin … end - 1, from the start, the middle, … of the range in turn.
+template <class Q>
+void run_few(const QuantizedJob& job, size_t begin, size_t end, float* sums) {
+  const size_t tile_bytes = job.weight.tile_bytes();
+  const size_t rows = job.output.rows;
+  const size_t together =
+      rows <= Q::kMaxRows ? static_cast<size_t>(tiles_at_once<Q>(static_cast<int>(rows))) : 1;
+  const size_t stride = (end - begin) / together;
+  for (size_t t = 0; t < together; ++t) {
+    const uint8_t* const place = job.weight.blob + (begin + t * stride) * tile_bytes;
+    fetch<1>(place, place + kAhead, 0);
+  }
+  for (size_t tile = begin; tile < begin + stride; ++tile) {
+    run_tiles<Q>(job, tile, together, stride, sums);
+  }
+  for (size_t tile = begin + together * stride; tile < end; ++tile) {
+    run_tiles<Q>(job, tile, 1, 0, sums);
   }
 }
 
@@ -360,6 +443,7 @@ void run_tile_in_blocks(const QuantizedJob& job, size_t tile, float* sums, float
   const size_t parts_in_group = weight.group == 0 ? most_parts : weight.group / weight.row_group();
   TileBlock block{};
   block.tile = tile;
+  block.tiles = 1;
   for (; block.part < job.weight.row_groups(); block.part += block.parts) {
     block.parts = smaller(most_parts, job.weight.row_groups() - block.part);
     block.groups = weight.group == 0 ? 1 : block.parts / parts_in_group;
@@ -379,9 +463,9 @@ void run_tile_in_blocks(const QuantizedJob& job, size_t tile, float* sums, float
       block.header = reinterpret_cast<const uint8_t*>(header);
       block.scales = ScaleType::kFloat;
       block.codes = codes;
-      multiply_tile<Q, Q::kUnpacked>(job, block, sums);
+      multiply_tiles<Q, Q::kUnpacked>(job, block, sums);
     } else {
-      multiply_tile<Q, Codes::kBytes>(job, block, sums);
+      multiply_tiles<Q, Codes::kBytes>(job, block, sums);
     }
   }
 }
@@ -391,13 +475,14 @@ void run_quantized(const QuantizedJob& job, size_t begin, size_t end, char* scra
   auto* codes = reinterpret_cast<uint8_t*>(scratch);
   auto* header = reinterpret_cast<float*>(scratch + kUnpackInputs * kQuantTileOutputs);
   float* sums = header + kUnpackInputs / 16 * 2 * kQuantTileOutputs;
+  const size_t first = begin * kGroupTiles;
   const size_t last = smaller(end * kGroupTiles, job.weight.tiles());
-  for (size_t tile = begin * kGroupTiles; tile < last; ++tile) {
-    if (job.output.rows <= Q::kDirectRows) {
-      run_tile<Q>(job, tile, sums);
-    } else {
-      run_tile_in_blocks<Q>(job, tile, sums, header, codes);
-    }
+  if (job.output.rows <= Q::kDirectRows) {
+    run_few<Q>(job, first, last, sums);
+    return;
+  }
+  for (size_t tile = first; tile < last; ++tile) {
+    run_tile_in_blocks<Q>(job, tile, sums, header, codes);
   }
 }
 

@@ -15,6 +15,7 @@ from plait.adapters.sites import Site, SiteKind, SitePart
 from plait.platform.batch import AdapterSegment, StepBatch
 from plait.platform.errors import InternalError
 from plait.platform.model.adapter_step import EmbeddingStep, ExpertsStep, HeadStep, LayerStep
+from plait.platform.model.parts import Head
 from plait.platform.model.placement import PlacedAdapter, Placer
 from plait.platform.model.places import Places
 from plait.platform.model.tables import base_rows, num_rows
@@ -153,10 +154,10 @@ class ModelAdapters:
                 cut.append((start + at, start + to, placed, scale))
         self._embedding.segments = _low_rank(cut) or LoraSegments(())
 
-    def logits(self, head: Any, hidden: Tensor, rows: np.ndarray) -> Tensor:
-        """Logits of `rows` of the last step by `head`, the family's own."""
+    def logits(self, head: Head, hidden: Tensor, rows: np.ndarray) -> Tensor:
+        """Logits of `rows` of the last step."""
         if not self._segments:
-            return _run_head(head, hidden[torch.from_numpy(rows)])
+            return head(_picked(hidden, rows))
         order = np.argsort(rows, kind="stable")
         in_order = rows[order]
         borders = np.searchsorted(in_order, [segment[:2] for segment in self._segments])
@@ -168,7 +169,7 @@ class ModelAdapters:
             if start < end
         ]
         self._begin_head(picked, len(rows))
-        logits = _run_head(head, hidden[torch.from_numpy(in_order)])
+        logits = head(_picked(hidden, in_order))
         self._ban(logits, picked)
         back = np.argsort(order, kind="stable")
         return logits if (order == back).all() else logits[torch.from_numpy(back)]
@@ -192,9 +193,11 @@ class ModelAdapters:
         logits[:, self._vocab_size :].masked_fill_(~has_token, -torch.inf)
 
 
-def _run_head(head: Any, rows: Tensor) -> Tensor:
-    logits: Tensor = head(inputs_embeds=rows[None], use_cache=False).logits[0]
-    return logits.float()
+def _picked(hidden: Tensor, rows: np.ndarray) -> Tensor:
+    """`hidden[rows]`; where all rows are wanted, as they are in a step of single tokens, itself."""
+    if len(rows) == len(hidden) and (rows == np.arange(len(rows))).all():
+        return hidden
+    return hidden[torch.from_numpy(rows)]
 
 
 def _low_rank(segments: Sequence[_Segment]) -> LoraSegments | None:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import MoEModelOutputWithPastAndCrossAttentions
 
 from plait.platform.config import KVGroup, Options
 from plait.platform.errors import ModelUnsupported
@@ -21,9 +20,10 @@ from plait.platform.model import attention, experts, tower
 from plait.platform.model.elementwise import replace_activations
 from plait.platform.model.experts import check_experts, is_experts
 from plait.platform.model.gguf import GgufFile
-from plait.platform.model.leaves import Leaves, Linear
+from plait.platform.model.head import backbone_name, make_head
+from plait.platform.model.leaves import Leaves
 from plait.platform.model.merge import replace_leaves, separate
-from plait.platform.model.parts import Parts
+from plait.platform.model.parts import Head, Parts
 from plait.platform.model.places import Places
 from plait.platform.model.probe import LayerAttention, probe_attention
 from plait.platform.model.quantized_files import open_quantized
@@ -44,7 +44,7 @@ class Skeleton:
     """A model without weights whose every layer is known to be servable, and how to fill it."""
 
     model: Any  # the family's ForCausalLM
-    head: nn.Module  # the same, with the backbone replaced by its own output
+    head: Head
     leaves: Leaves
     layers: tuple[LayerAttention, ...]
     source: TensorSource
@@ -60,7 +60,7 @@ class Skeleton:
         """The part that turns tokens into hidden rows."""
         if self.vision is not None:
             return self.vision.language
-        return getattr(self.model, _backbone_name(self.model))
+        return getattr(self.model, backbone_name(self.model))
 
     @property
     def parts(self) -> Parts:
@@ -126,16 +126,16 @@ def build_skeleton(
     model = _instantiate(checkpoint, dtype)
     parameters = _parameters(model, dtype)
     source, plan = _open_source(checkpoint, model, options)
-    backbone_name = _backbone_name(model)
-    vision = find_parts(model, backbone_name, checkpoint.vision) if checkpoint.vision else None
+    place = backbone_name(model)
+    vision = find_parts(model, place, checkpoint.vision) if checkpoint.vision else None
     for name, module in model.named_modules():
         if is_experts(module):
             check_experts(name, module)
-    language = getattr(model, backbone_name) if vision is None else vision.language
+    language = getattr(model, place) if vision is None else vision.language
     recipe = make_recipe(model, language, plan, options, dtype)
     leaves = replace_leaves(model, recipe.formats)
     if vision is None:
-        layers = probe_attention(model, getattr(model, backbone_name))
+        layers = probe_attention(model, getattr(model, place))
     else:
         tower.rename(vision.tower)
         for part in vision.encoding:
@@ -146,7 +146,7 @@ def build_skeleton(
         separate(model, owner, leaves)
     leaves.release()
     _announce(leaves, recipe)
-    head = _head_of(model)
+    head, vocab_size = make_head(model)
     return Skeleton(
         model=model,
         head=head,
@@ -156,7 +156,7 @@ def build_skeleton(
         plan=plan,
         recipe=recipe,
         parameters=parameters,
-        vocab_size=_probe_head(model, head),
+        vocab_size=vocab_size,
         places=find_places(model, leaves, layers, plan.tied, *([vision.part_of] if vision else [])),
         vision=vision,
     )
@@ -232,62 +232,6 @@ def _open_source(
     if quantized.why_not and options.quantization == "auto":
         raise ModelUnsupported(quantized.why_not)
     return quantized, plan_load(model, quantized, convert=True)
-
-
-@dataclass
-class _GivenOutput(MoEModelOutputWithPastAndCrossAttentions):
-    """With what heads of conditional-generation models hand on."""
-
-    image_outputs: Any = None
-    video_outputs: Any = None
-
-
-class _Given(nn.Module):
-    """Stands for the backbone in `Skeleton.head`: answers with the rows it is given."""
-
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _GivenOutput:
-        return _GivenOutput(last_hidden_state=inputs_embeds)
-
-
-def _head_of(model: Any) -> nn.Module:
-    """The family's own way from hidden rows to logits, whatever it scales or caps on the way.
-
-    A shallow copy of the model in which the backbone answers with `inputs_embeds`: what is left of
-    its forward is the head.
-    """
-    head: nn.Module = copy.copy(model)
-    name = _backbone_name(model)
-    given = _Given()
-    if "decoder" in model._modules[name]._modules:  # OPT calls this part of its backbone
-        given.decoder = _Given()
-    head.__dict__["_modules"] = {**model._modules, name: given}
-    return head
-
-
-def _backbone_name(model: Any) -> str:
-    """The child that turns tokens into hidden rows."""
-    for name in (model.base_model_prefix, "model"):
-        if isinstance(model._modules.get(name), nn.Module):
-            return str(name)
-    raise ModelUnsupported(f"{type(model).__name__} has no separate backbone")
-
-
-@torch.no_grad()
-def _probe_head(model: Any, head: nn.Module) -> int:
-    """The head must be a function of hidden rows alone; returns the width of its logits."""
-    leaf = model.get_output_embeddings()
-    if type(leaf) is Linear:
-        leaf.out_dtype = torch.float32  # logits are compared with each other: keep their last bits
-    name = type(model).__name__
-    size = model.config.get_text_config().hidden_size
-    rows = torch.empty((1, 3, size), dtype=model.config.dtype, device="meta")
-    try:
-        logits = head(inputs_embeds=rows, use_cache=False).logits
-    except Exception as error:
-        raise ModelUnsupported(f"{name}'s head cannot be run on rows alone: {error}") from error
-    if logits.dim() != 3 or logits.shape[:2] != (1, 3):
-        raise ModelUnsupported(f"{name}'s head gives logits of shape {tuple(logits.shape)}")
-    return int(logits.shape[2])
 
 
 def kv_groups(skeleton: Skeleton, max_model_len: int) -> tuple[KVGroup, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from plait.platform.model.families import VisionFamily
 from plait.platform.model.leaves import Leaves
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from plait.platform.model.tower import TowerStep
     from plait.platform.model.vision import VisionParts
 
+Head = Callable[[Tensor], Tensor]  # hidden rows [R, D] to logits [R, V] in fp32
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Parts:
@@ -24,7 +27,7 @@ class Parts:
 
     leaves: Leaves
     backbone: Any  # has `get_input_embeddings`; the torch executor runs it whole
-    head: Any  # from hidden rows to an object with `logits`
+    head: Head
     output: Any  # the head's leaf
     dtype: torch.dtype
     hidden_size: int
