@@ -19,6 +19,7 @@ namespace {
 // bf16 rows in panels of fp32.
 template <class V>
 struct HalfRows {
+  using Vec = V;
   using Input = uint16_t;
   using Item = float;
   static constexpr size_t kInputs = 1;

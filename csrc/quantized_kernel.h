@@ -55,7 +55,7 @@ struct QuantizedKernels {
 
 constexpr size_t kUnpackInputs = 1024;  // of a tile, unpacked at a time
 constexpr size_t kMostTiles = 3;        // that a micro-kernel takes at once
-constexpr size_t kAhead = 2048;         // bytes of a tile's place that are fetched before use
+constexpr size_t kTileAhead = 2048;     // bytes of a tile's place that are fetched before use
 
 constexpr size_t quantized_scratch_bytes(size_t rows) {
   const size_t headers = kUnpackInputs / 16 * 2 * kQuantTileOutputs * sizeof(float);
@@ -364,7 +364,7 @@ void multiply_tiles(const QuantizedJob& job, const TileBlock& block, float* sums
     if (block.part + block.parts < row_groups) continue;
     for (size_t t = 0; t < block.tiles; ++t) {
       write_panel<typename Q::V>(job.output, call.sums + t * rows * kQuantTileOutputs, row, rows,
-                                 block.tile + t * block.stride, 1);
+                                 {block.tile + t * block.stride, 1, 1});
     }
   }
 }
@@ -403,7 +403,7 @@ void run_tiles(const QuantizedJob& job, size_t tile, size_t tiles, size_t stride
   block.header = block.factors + weight.factor_bytes();
   block.codes = block.factors + weight.header_bytes();
   block.scales = weight.scales;
-  block.next = block.factors + kAhead;
+  block.next = block.factors + kTileAhead;
   block.next_bytes = (tile_bytes + block.parts - 1) / block.parts;
   if (weight.bits == 4) {
     multiply_tiles<Q, Codes::kNibbles>(job, block, sums);
@@ -422,7 +422,7 @@ void run_few(const QuantizedJob& job, size_t begin, size_t end, float* sums) {
   const size_t stride = (end - begin) / together;
   for (size_t t = 0; t < together; ++t) {
     const uint8_t* const place = job.weight.blob + (begin + t * stride) * tile_bytes;
-    fetch<1>(place, place + kAhead, 0);
+    fetch<1>(place, place + kTileAhead, 0);
   }
   for (size_t tile = begin; tile < begin + stride; ++tile) {
     run_tiles<Q>(job, tile, together, stride, sums);
