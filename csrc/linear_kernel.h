@@ -123,7 +123,8 @@ struct Block {
 
 using MicroKernel = void (*)(const Block&);
 
-// kStream: the panel is alone, so its call fetches a line of every tile in each step.
+// kStream: the panel is alone, so its call fetches a line of every tile in each step. They are not
+// needed again soon, and shall not drive out of the caches what is.
 template <class Format, int kRows, int kTiles, bool kStream>
 void micro_kernel(const Block& block) {
   using V = typename Format::Vec;
@@ -146,7 +147,7 @@ void micro_kernel(const Block& block) {
     if constexpr (kStream) {
       PLAIT_UNROLL
       for (int t = 0; t < kTiles; ++t) {
-        __builtin_prefetch(next + static_cast<size_t>(t) * tile_bytes, 0, 2);
+        __builtin_prefetch(next + static_cast<size_t>(t) * tile_bytes, 0, 0);
       }
     } else {
       __builtin_prefetch(next, 0, 2);

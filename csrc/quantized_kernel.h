@@ -110,12 +110,15 @@ PLAIT_INLINE void fetch_lines(const uint8_t* from, size_t count) {
 
 using TileKernel = void (*)(const TileCall&);
 
-// Fetches lines begin … end - 1 of a tile, and those of the tiles beside it; returns the end.
+// Fetches lines begin … end - 1 of a tile, and those of the tiles beside it; returns the end. What
+// one row reads is not needed again before all other weights: it shall not drive out of the caches
+// what is.
 template <int kTiles>
 PLAIT_INLINE const uint8_t* fetch(const uint8_t* begin, const uint8_t* end, size_t apart) {
   for (; begin < end; begin += kQuantLineBytes) {
     PLAIT_UNROLL
-    for (size_t t = 0; t < kTiles; ++t) __builtin_prefetch(begin + t * apart, 0, 3);
+    for (size_t t = 0; t < kTiles; ++t)
+      __builtin_prefetch(begin + t * apart, 0, kTiles > 1 ? 0 : 3);
   }
   return begin;
 }

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from plait.platform.ops._native import has_kernels
+from plait.platform.ops.huge_pages import huge_memory
 from plait.platform.ops.probe import ARITHMETIC, barrier_ns, multiply_adds, read_words
 
 _MEGABYTES = 192  # read by all threads together: beyond any cache that has no name of its own
@@ -63,7 +64,8 @@ def reached(cores: Sequence[int], *, seconds: float = 0.6, megabytes: int | None
 
     Less memory than 192 MiB, which is the usual, may be read from a cache in part.
     """
-    words = torch.arange((megabytes or _MEGABYTES) << 17)
+    memory = huge_memory((megabytes or _MEGABYTES) << 20)  # as weights lie
+    words = torch.arange(len(memory) // 8, out=memory.view(torch.int64))
     parts = [_InTurn(part) for part in words.chunk(len(cores))]
     share_s = seconds / (1 + len(ARITHMETIC))
     read = _rates(cores, share_s, lambda i: parts[i].read())

@@ -16,6 +16,7 @@ from plait.platform.errors import ModelUnsupported
 from plait.platform.model.leaves import Linear
 from plait.platform.model.parts import Head
 
+
 @dataclass
 class _GivenOutput(MoEModelOutputWithPastAndCrossAttentions):
     """With what heads of conditional-generation models hand on."""

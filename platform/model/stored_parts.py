@@ -2,7 +2,7 @@
 
 Without transformers: an embedding that gathers, a head that multiplies, and leaves that hold the
 weights of both, and those that adapters change. A family that does more there (scales, caps) is
-not stored, which is tried out on rows before.
+not stored, which is tried out before.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Lowered:
     def begin(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Rows `[T, D]` as the program takes them, for positions `[T]` or `[3, T]`."""
         if self.tables:
-            needed = 1 + int(positions.max())
+            needed = 1 + int(positions.numpy().max())
             for table in self.tables:
                 table.fill(needed)
         if self.prologue is None:
