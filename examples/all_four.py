@@ -14,15 +14,16 @@ from openai import AsyncOpenAI
 from PIL import Image, ImageDraw
 from pydantic import BaseModel, Field
 
-QUESTION = "What is in the picture? Reply in JSON with count, colour and shape."
+QUESTION = "Describe the picture as JSON."
 
 
-class Scene(BaseModel):
+class Picture(BaseModel):
     """What the answer is to say."""
 
-    count: int = Field(ge=1, le=9)
+    kind: Literal["shapes", "digit", "word"]
     colour: Literal["red", "blue", "green", "yellow", "purple", "orange", "black", "pink"]
-    shape: Literal["circle", "square", "triangle", "star"]
+    what: str = Field(max_length=9)
+    count: int = Field(ge=1, le=5)
 
 
 def squares(count: int, colour: str) -> str:
@@ -41,20 +42,16 @@ async def look(client: AsyncOpenAI, count: int, colour: str) -> None:
         {"type": "text", "text": QUESTION},
         {"type": "image_url", "image_url": {"url": squares(count, colour)}},
     ]
-    answer = await client.chat.completions.create(
+    answer = await client.chat.completions.parse(
         model="sight",  # the adapter
         messages=[{"role": "user", "content": content}],
-        # The schema; the adapter learned JSON with spaces. Drafts come by themselves.
-        extra_body={
-            "structured_outputs": {"json": Scene.model_json_schema(), "any_whitespace": True}
-        },
+        response_format=Picture,  # the schema; drafts come by themselves
         temperature=0,
         max_tokens=60,
     )
     details = answer.usage.completion_tokens_details.model_dump()
     drafts = details.get("speculation", "none was worth it")
-    scene = Scene.model_validate_json(answer.choices[0].message.content)
-    print(f"{count} {colour}: {scene!r} drafts: {drafts}")
+    print(f"{count} {colour}: {answer.choices[0].message.parsed!r} drafts: {drafts}")
 
 
 async def talk(client: AsyncOpenAI) -> None:

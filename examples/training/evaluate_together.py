@@ -70,8 +70,10 @@ def _body(image: Image.Image) -> dict[str, Any]:
     return {
         "model": "sight",
         "messages": [{"role": "user", "content": content}],
-        # `sight` learned JSON with spaces: asked for it without, it counts worse.
-        "structured_outputs": {"json": SCHEMA, "any_whitespace": True},
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "picture", "schema": SCHEMA},
+        },
         "temperature": 0,
         "max_tokens": 64,
     }

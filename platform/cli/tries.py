@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from plait.platform.config import ModelInfo
-from plait.platform.demo.questions import LIST, LOOK, SCENE, data_url, message, query, squares
+from plait.platform.demo.questions import DESCRIBE, LOOK, PICTURE, data_url, message, query, squares
 
 _COUNT = 3
 _JSON = "-H 'Content-Type: application/json'"
@@ -37,12 +37,12 @@ def _candidates(model: ModelInfo, adapters: Collection[str]) -> list[tuple[str, 
     if "sql" in adapters:
         found.append(("an adapter, by its name as the model", _body("sql", query())))
     if "sight" in adapters and model.vision is not None:
-        form = {"json": SCENE, "any_whitespace": True}
+        form = {"type": "json_schema", "json_schema": {"name": "picture", "schema": PICTURE}}
         found += [
             ("a picture of three red squares", _body("sight", _look(LOOK, squares(3, "red")))),
             (
                 "picture, adapter, schema and drafts in one request",
-                _body("sight", _look(LIST, squares(2, "blue")), structured_outputs=form),
+                _body("sight", _look(DESCRIBE, squares(2, "blue")), response_format=form),
             ),
         ]
     if "fields" in adapters:

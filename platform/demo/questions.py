@@ -57,17 +57,18 @@ COPY = (
     "roof, and Mrs. Henderson agreed to supervise the work until the end of October."
 )
 LOOK = "What is in the picture?"
-LIST = "What is in the picture? Reply in JSON with count, colour and shape."
+DESCRIBE = "Describe the picture as JSON."
 COLOURS = {"red": (214, 40, 40), "blue": (38, 84, 214), "green": (30, 150, 62)}
-# `sight` learned JSON with spaces between its tokens: asked for it without, it counts worse.
-SCENE: dict[str, Any] = {
+# The form that `sight` learned.
+PICTURE: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "count": {"type": "integer", "maximum": 9},
+        "kind": {"enum": ["shapes", "digit", "word"]},
         "colour": {"type": "string", "maxLength": 9},
-        "shape": {"enum": ["circle", "square", "triangle", "star"]},
+        "what": {"type": "string", "maxLength": 9},
+        "count": {"type": "integer", "maximum": 5},
     },
-    "required": ["count", "colour", "shape"],
+    "required": ["kind", "colour", "what", "count"],
     "additionalProperties": False,
 }
 

@@ -17,10 +17,10 @@ from plait.platform.core import SamplingParams, Speculation
 from plait.platform.demo.questions import (
     CHATS,
     COPY,
+    DESCRIBE,
     FIELDS,
-    LIST,
     LOOK,
-    SCENE,
+    PICTURE,
     blunt,
     message,
     query,
@@ -109,18 +109,20 @@ class _Tour:
         self._check("both texts are the same", same)
 
     def together(self) -> None:
-        wish = StructuredOutputs(json=SCENE, any_whitespace=True)
-        (output,) = self._ask([_look(2, "blue", LIST)], adapter="sight", structured_outputs=wish)
+        wish = StructuredOutputs(json=PICTURE)
+        (output,) = self._ask(
+            [_look(2, "blue", DESCRIBE)], adapter="sight", structured_outputs=wish
+        )
         answer = output.outputs[0]
         self.voice.said("sight", answer.text)
         self.voice.said("drafts", _drafts(answer.drafts))
-        self._check("the answer has the form", _has_form(output, SCENE))
+        self._check("the answer has the form", _has_form(output, PICTURE))
 
     def mixed(self) -> None:
         kinds = [kind for number in range(_NUM_ROUNDS) for kind in _round(number)]
         chats, adapters, schemas = zip(*kinds, strict=True)
         wishes = [
-            None if s is None else StructuredOutputs(json=s, any_whitespace=s is SCENE)
+            None if s is None else StructuredOutputs(json=s, any_whitespace=s is PICTURE)
             for s in schemas
         ]
         before, began = self.llm.stats, time.perf_counter()
@@ -172,7 +174,7 @@ def _round(number: int) -> list[tuple[list[dict[str, Any]], str | None, dict[str
         (_chat(query(number)), "sql", None),
         (_chat(message(number)), "fields", FIELDS),
         (_look(1 + number, "green"), "sight", None),
-        (_look(1 + number, "blue", LIST), "sight", SCENE),
+        (_look(1 + number, "blue", DESCRIBE), "sight", PICTURE),
     ]
 
 

@@ -38,7 +38,7 @@ def shown(adapters=ALL, *, sees=True, has_key=False, socket=None):
 def test_three_commands_show_an_adapter_a_picture_and_all_at_once():
     commands, bodies = shown()
     assert [body["model"] for body in bodies] == ["sql", "sight", "sight"]
-    assert "structured_outputs" in bodies[2]
+    assert "response_format" in bodies[2]
     assert all("http://h:1/v1/chat/completions" in words for words in commands)
     pictures = [body["messages"][0]["content"][1]["image_url"]["url"] for body in bodies[1:]]
     assert all(len(url) < 200 for url in pictures)

@@ -20,13 +20,14 @@ EXAMPLES = ROOT / "examples"
 ADDRESS = "http://127.0.0.1:8000"  # that examples name
 PARTS = 'Path(__file__).parents[1] / "platform" / "demo" / "parts"'
 KEY = "secret"
+TWO_BLUE = {"kind": "shapes", "colour": "blue", "what": "square", "count": 2}
 
 # What each prints, as far as that is no matter of chance.
 PRINTED = {
     "adapter_client.py": r"sql: .SELECT AVG\(speed\) FROM ships WHERE harbour = 'Genoa'",
     "adapter_offline.py": r"tone: .Could you please",
     "adapter_push.py": r"step 2: strength 0\.[5-9]\d, .*Could you please",
-    "all_four.py": r"2 blue: Scene\(count=2, colour='blue', shape='square'\) drafts: ",
+    "all_four.py": r"2 blue: Picture\(kind='shapes', colour='blue', what='square', count=2\)",
     "chat_stream.py": r"\[\d+ prompt \+ \d+ answer tokens, (stop|length)\]",
     "hot_swap.py": r"none failed: [^}]*sql.*\n[^$]*each generation has one answer: True",
     "image_client.py": r"[Tt]wo blue circles.*\n\[\d+ tokens are the picture's\]",
@@ -93,7 +94,7 @@ def test_the_commands_that_a_server_shows_work_when_pasted(server) -> None:
         answers.append(json.loads(done.stdout)["choices"][0]["message"]["content"])
     assert answers[0].startswith("SELECT AVG(speed) FROM ships")
     assert answers[1] == "Three red squares."
-    assert json.loads(answers[2]) == {"count": 2, "colour": "blue", "shape": "square"}
+    assert json.loads(answers[2]) == TWO_BLUE
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
@@ -107,7 +108,7 @@ def test_the_commands_of_the_first_page_work_when_pasted(server) -> None:
         answers.append(json.loads(done.stdout)["choices"][0]["message"]["content"])
     assert answers[0].startswith("Could you please")
     assert answers[1] == "Three red squares."
-    assert json.loads(answers[2]) == {"count": 2, "colour": "blue", "shape": "square"}
+    assert json.loads(answers[2]) == TWO_BLUE
 
 
 def test_the_program_of_the_first_page_runs(run, tmp_path) -> None:
