@@ -118,7 +118,7 @@ class StepTrace:
             try:
                 written = os.write(self._file, line)
             except OSError as error:
-                written, reason = 0, error.strerror
+                written, reason = 0, error.strerror or str(error)
             else:
                 reason = os.strerror(errno.ENOSPC)
             if written == len(line):
