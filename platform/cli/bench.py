@@ -11,7 +11,7 @@ from plait.platform.cli import bench_compare, table
 from plait.platform.cli.command import EPILOG, with_flags
 from plait.platform.cli.settings import engine_options
 from plait.platform.cli.sources import Resolved
-from plait.platform.cli.table import Batches, Filling, Load, Measuring, Picturing
+from plait.platform.cli.table import Batches, Filling, Load, Measuring, Mixing, Picturing
 from plait.platform.errors import ConfigError, EngineDied
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ app = typer.Typer(
     help="Measure throughput and latency in this process, or a load on a server.",
     no_args_is_help=True,
 )
+
+_TASK_AND_IMAGE = 1024  # tokens of a chat around its text
 
 app.command(epilog=EPILOG)(with_flags(table.COMPARE, table.KNOWN)(bench_compare.compare))
 app.command(epilog=EPILOG)(with_flags(table.PEERS, table.KNOWN)(bench_compare.peers))
@@ -97,6 +99,37 @@ def latency(*, flags: Resolved) -> None:
     typer.echo(
         f"{result['tokens_per_s']['p50']:.1f} tok/s after the first token (median)", err=True
     )
+
+
+@app.command(epilog=EPILOG)
+@with_flags(table.BENCH_MIXED, table.KNOWN)
+def mixed(*, flags: Resolved) -> None:
+    """Requests with adapters, images, schemas and drafts at once, beside as many plain ones."""
+    measuring, mixing = flags.build(Measuring), flags.build(Mixing)
+    longest = 2 * max(measuring.input_len, measuring.output_len) + _TASK_AND_IMAGE
+    options = _options(flags, measuring, mixing.num_requests, num_more=longest)
+    _pin(flags, options)
+    from plait.platform.bench import machine
+    from plait.platform.bench import mixing as bench
+    from plait.platform.demo.default import with_default
+    from plait.platform.start import start_engine
+
+    mix = bench.Mix(
+        num_requests=mixing.num_requests,
+        num_adapters=mixing.random_adapters,
+        adapter_rank=mixing.adapter_rank,
+        input_tokens=measuring.input_len,
+        output_tokens=measuring.output_len,
+    )
+    mixer = bench.Mixer(start_engine(with_default(options)), mix)
+    try:
+        result = mixer.measure(
+            measuring.repeats, measuring.bench_seed, _tell, warm_up=measuring.warm_up
+        )
+    finally:
+        mixer.close()
+    report = {"bench": "mixed", "machine": machine.facts(), "mix": dataclasses.asdict(mix)}
+    _finish(measuring, report | {"results": result}, bench.table(result))
 
 
 @app.command(epilog=EPILOG)
@@ -243,6 +276,14 @@ def _local_engine(flags: Resolved, options: Options, *, one_core: bool = False) 
 
     `one_core` is the choice where the user made none.
     """
+    _pin(flags, options, one_core=one_core)
+    from plait.platform.bench.local import LocalEngine
+
+    return LocalEngine(options)
+
+
+def _pin(flags: Resolved, options: Options, *, one_core: bool = False) -> None:
+    """See `_local_engine`."""
     from plait.platform.bench.machine import first_core, pin_to_cores
 
     cores = flags["cores"]
@@ -250,9 +291,6 @@ def _local_engine(flags: Resolved, options: Options, *, one_core: bool = False) 
         cores = first_core()
     if cores:
         pin_to_cores(cores)
-    from plait.platform.bench.local import LocalEngine
-
-    return LocalEngine(options)
 
 
 def _targets(load: Load, measuring: Measuring) -> list[Target]:

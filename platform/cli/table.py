@@ -82,6 +82,15 @@ class Batches:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mixing:
+    """What `plait bench mixed` adds."""
+
+    num_requests: int = 64
+    random_adapters: int = 4
+    adapter_rank: int = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Picturing:
     """What `plait bench images` adds."""
 
@@ -469,6 +478,11 @@ BATCHES = (
         "Show where the time goes, beside what memory and processor can do.",
     ),
 )
+MIXING = (
+    _flag(Mixing, "Measurement", "num_requests", "Requests at once, of each sort.", low=1),
+    _flag(Mixing, "Measurement", "random_adapters", "Adapters of every second request.", low=0),
+    _flag(Mixing, "Measurement", "adapter_rank", "Rank of these adapters.", low=1),
+)
 COMPARING = (
     _compare(
         "engines",
@@ -573,6 +587,15 @@ BENCH_IMAGES = (
     ),
     *CORES,
     *(flag for flag in MEASURING if flag.field in ("json", "repeats")),
+)
+BENCH_MIXED = (
+    *MIXING,
+    *ENGINE,
+    *CORES,
+    *(flag for flag in MEASURING if flag.field != "prompt_file"),
+    *ADAPTER_MEMORY,
+    *VISION_MEMORY,
+    *SPECULATION,
 )
 BANDWIDTH = (
     *FILLING,
