@@ -26,6 +26,7 @@ import plait
 from plait.adapters.sites import SitePart
 from plait.platform.config import KVGroup, ModelInfo, Options, VisionInfo
 from plait.platform.cores import num_threads, pinned_cores
+from plait.platform.errors import ModelUnsupported
 from plait.platform.light_imports import import_transformers
 from plait.platform.model.executor import TorchExecutor
 from plait.platform.model.loaded import LoadedModel
@@ -160,7 +161,7 @@ def _key(cache: PackedCache, located: Located, options: Options) -> str | None:
     """Names all that a stored start depends on; None where it cannot be read."""
     try:
         digests = [[path.name, cache.notes.digest(path)] for path in _files(located.path)]
-    except OSError:
+    except (OSError, ModelUnsupported):  # a first start says what is wrong
         return None
     return key_of(
         located.kind,

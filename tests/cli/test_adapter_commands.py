@@ -96,7 +96,8 @@ def test_vllms_flag_is_ours(monkeypatch):
     seen = []
     monkeypatch.setattr("plait.platform.cli.serve.listen_on", lambda *_: None)
     monkeypatch.setattr(
-        "plait.platform.cli.serve._serve", lambda options, settings, *_: seen.append(settings)
+        "plait.platform.cli.serve._serve",
+        lambda options, settings, *_, **__: seen.append(settings),
     )
     monkeypatch.setattr("asyncio.Runner.run", lambda self, work: None)
     done = runner.invoke(app, ["serve", "--lora-modules", "a=x", "--adapters", "b=y"])

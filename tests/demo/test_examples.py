@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import re
-import runpy
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -51,19 +52,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 
 
 @pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., str]:
+def run(tmp_path: Path) -> Callable[..., str]:
     """Runs an example, with another server's address in it; returns what it prints."""
 
     def run(path: Path, url: str = ADDRESS) -> str:
         copy = tmp_path / path.name
         parts = PARTS.replace("Path(__file__).parents[1]", f"Path({str(ROOT)!r})")
         copy.write_text(path.read_text().replace(ADDRESS, url).replace(PARTS, parts))
-        monkeypatch.setattr("sys.argv", [str(copy)])
-        monkeypatch.setenv("PLAIT_ADMIN_KEY", KEY)
-        runpy.run_path(str(copy), run_name="__main__")
-        return capsys.readouterr().out
+        done = subprocess.run(
+            [sys.executable, copy],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"PLAIT_ADMIN_KEY": KEY},
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     return run
 
