@@ -111,7 +111,7 @@ def mixed(*, flags: Resolved) -> None:
     _pin(flags, options)
     from plait.platform.bench import machine
     from plait.platform.bench import mixing as bench
-    from plait.platform.demo.default import with_default
+    from plait.platform.demo.default import with_default, with_default_draft
     from plait.platform.start import start_engine
 
     mix = bench.Mix(
@@ -121,7 +121,7 @@ def mixed(*, flags: Resolved) -> None:
         input_tokens=measuring.input_len,
         output_tokens=measuring.output_len,
     )
-    mixer = bench.Mixer(start_engine(with_default(options)), mix)
+    mixer = bench.Mixer(start_engine(with_default(with_default_draft(options))), mix)
     try:
         result = mixer.measure(
             measuring.repeats, measuring.bench_seed, _tell, warm_up=measuring.warm_up

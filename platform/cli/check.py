@@ -37,7 +37,7 @@ def check(
     from plait.platform.demo.default import with_default
     from plait.platform.model import check_model
 
-    options = with_default(engine_options(flags), has_draft=False)
+    options = with_default(engine_options(flags))
     report = _with_images(options, check_model(options))
     fit, why_not = _fit(options, report) if report.servable else (None, report.reason)
     if as_json:

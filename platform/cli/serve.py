@@ -79,9 +79,11 @@ def _with_default(
     options: Options, settings: ServerSettings, flags: Resolved
 ) -> tuple[Options, ServerSettings]:
     """The default model with its draft model and adapters, as far as the flags name none."""
-    from plait.platform.demo.default import default_adapters, with_default
+    from plait.platform.demo.default import default_adapters, with_default, with_default_draft
 
-    options = with_default(options, has_draft=not flags.given("speculative_config"))
+    if not flags.given("speculative_config"):
+        options = with_default_draft(options)
+    options = with_default(options)
     if settings.adapters or settings.max_adapters == 0:
         return options, settings
     found = default_adapters(options).items()

@@ -1,8 +1,8 @@
-"""What is served where no model is named: SmolLM2 that sees, its adapters and its draft model.
+"""What is served where no model is named: SmolLM2 that sees, its adapters and its draft head.
 
 The language model comes from its package (`embedded.py`), what was trained around it from the
 folder `parts` beside this file. `assemble.py` makes one checkpoint of language model and vision
-tower in the user's cache, once; adapters and draft model are used where they lie. Nothing here is
+tower in the user's cache, once; adapters and draft head are used where they lie. Nothing here is
 special beyond that: the same could be said by flags.
 """
 
@@ -22,25 +22,32 @@ PARTS = Path(__file__).parent / "parts"
 log = logging.getLogger("plait.demo")
 
 
-def with_default(
-    options: Options, *, has_draft: bool = True, tell: Callable[[str], None] = log.info
-) -> Options:
-    """`options`, with the default model and what makes it quick where they name no model.
+def with_default(options: Options, *, tell: Callable[[str], None] = log.info) -> Options:
+    """`options`, with the default model in the form that is quick where they name no model.
 
-    What they say themselves stands. Without `has_draft` there is no draft model; `tell` hears of
-    what takes long. Raises `ConfigError` where the model cannot be had.
+    What they say themselves stands; `tell` hears of what takes long. Raises `ConfigError` where the
+    model cannot be had.
     """
     if options.model is not None:
         return options
-    draft = PARTS / "draft"
-    drafts = has_draft and options.speculation != "off" and (draft / "config.json").exists()
     return replace(
         options,
         model=str(assemble(tell=tell)),
         served_model_name=options.served_model_name or SERVED_NAME,
         quantization="int4" if options.quantization == "auto" else options.quantization,
-        draft_model=str(draft) if drafts and options.draft_model is None else options.draft_model,
     )
+
+
+def with_default_draft(options: Options) -> Options:
+    """`options`, with the default model's draft head where they name neither model nor head.
+
+    A head makes a start seconds longer: it is for what serves for long, or shows it.
+    """
+    head = PARTS / "draft"
+    is_wanted = options.model is None and options.draft_model is None
+    if not is_wanted or options.speculation == "off" or not (head / "config.json").exists():
+        return options
+    return replace(options, draft_model=str(head))
 
 
 def default_adapters(options: Options) -> dict[str, Path]:

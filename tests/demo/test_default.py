@@ -15,7 +15,7 @@ from plait.platform.cli.sources import resolve
 from plait.platform.cli.table import KNOWN, SERVE
 from plait.platform.config import Options
 from plait.platform.demo import default
-from plait.platform.demo.default import default_adapters, with_default
+from plait.platform.demo.default import default_adapters, with_default, with_default_draft
 
 ASSEMBLED = Path("/assembled")
 
@@ -34,7 +34,7 @@ def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_without_a_model_there_is_all_of_it(parts: Path) -> None:
-    options = with_default(Options())
+    options = with_default(with_default_draft(Options()))
     assert options.model == str(ASSEMBLED)
     assert options.served_model_name == "SmolLM2-135M-Instruct"
     assert options.draft_model == str(parts / "draft")
@@ -44,15 +44,15 @@ def test_without_a_model_there_is_all_of_it(parts: Path) -> None:
 
 def test_a_named_model_comes_alone() -> None:
     options = Options(model="some/model")
-    assert with_default(options) is options
+    assert with_default(with_default_draft(options)) is options
 
 
 def test_what_is_said_goes_before_the_default(parts: Path) -> None:
     said = Options(quantization="none", draft_model="mine", served_model_name="me")
-    options = with_default(said)
+    options = with_default(with_default_draft(said))
     assert (options.quantization, options.draft_model) == ("none", "mine")
     assert options.served_model_name == "me"
-    assert with_default(Options(speculation="off")).draft_model is None
+    assert with_default_draft(Options(speculation="off")).draft_model is None
     assert default_adapters(Options(adapter_memory_bytes=0)) == {}
 
 
