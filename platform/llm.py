@@ -60,7 +60,7 @@ class LLM:
     """A model loaded into this process. Not thread-safe.
 
     `model` is a directory, a GGUF file or a hub id; None is the embedded SmolLM2 with its vision
-    tower, adapters and draft model. Further options are those of `plait serve`
+    tower and adapters. Further options are those of `plait serve`
     (`plait.platform.config.Options`). `adapters` maps names to directories or hub ids of LoRA
     adapters; an empty one leaves out those of the embedded model. Raises `ConfigError` or
     `ModelUnsupported` with the exact cause, `AdapterError` where an adapter does not fit.

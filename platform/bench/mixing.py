@@ -25,6 +25,7 @@ from plait.platform.core import CompiledGrammar, FinishReason, Request, Sampling
 from plait.platform.errors import InternalError
 from plait.platform.intake import Intake
 from plait.platform.llm_sight import LocalSight
+from plait.platform.step_trace import ROW_KINDS
 
 if TYPE_CHECKING:
     from plait.adapters.info import AdapterInfo
@@ -38,7 +39,6 @@ SCHEMA: dict[str, Any] = {
     "required": [*_FIELDS, "place"],
     "additionalProperties": False,
 }
-_ROWS = ("prefill_rows", "decode_rows", "draft_rows", "adapter_rows", "image_rows", "mask_rows")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ class Mixer:
             num_tokens=tuple(counts.values()),
             seconds=seconds,
             encoder_s=after.encoder_seconds - before.encoder_seconds,
-            rows={name: getattr(after, name) - getattr(before, name) for name in _ROWS},
+            rows={n: getattr(after, n) - getattr(before, n) for n in ROW_KINDS.values()},
         )
 
 

@@ -1,8 +1,8 @@
 """The embedded model with sight: an ordinary LLaVA checkpoint, made once from its parts.
 
 The language model comes from the GGUF file, the tower and its projector from `parts/vision`, which
-says the rest too: the image token, the template of chats, how pictures are prepared. What is made
-stands in a folder named by the parts' content, so a new version of any makes a new one.
+says the rest too: the image token, how messages with pictures read, how pictures are prepared. What
+is made stands in a folder named by the parts' content, so a new version of any makes a new one.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from plait.platform.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from plait.platform.tokenizer_gguf import GGUFVocabulary
+
 PARTS = Path(__file__).parent / "parts"
 VISION = PARTS / "vision"
 
 _FORM = 1  # of what is written; another number makes the checkpoint anew
-_COPIED = ("preprocessor_config.json", "chat_template.jinja")
+_PREPROCESSOR = "preprocessor_config.json"
+_CONTENT = "content.jinja"  # a macro of that name, for what a message holds
 _HEAD_BYTES = 1 << 20  # of the GGUF file, which is not read whole at every start
 _MAKING = ".making-"
 _STALE_S = 24 * 3600
@@ -82,7 +85,7 @@ def _digest(file: Path) -> str:
     digest = hashlib.sha256(f"{_FORM} {file.stat().st_size}".encode())
     with file.open("rb") as opened:
         digest.update(opened.read(_HEAD_BYTES))
-    for name in (_CONFIG, _WEIGHTS, *_COPIED):
+    for name in (_CONFIG, _WEIGHTS, _PREPROCESSOR, _CONTENT):
         digest.update(f"\0{name}\0".encode() + (VISION / name).read_bytes())
     return digest.hexdigest()[:16]
 
@@ -100,8 +103,7 @@ def _write(file: Path, folder: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file, save_file
 
-    for name in _COPIED:
-        shutil.copyfile(VISION / name, folder / name)
+    shutil.copyfile(VISION / _PREPROCESSOR, folder / _PREPROCESSOR)
     facts = json.loads((VISION / _CONFIG).read_text())
     tokenizer = _write_tokenizer(file, folder, facts["image_token"])
     tensors = dict(_language_model(file))
@@ -139,6 +141,7 @@ def _write_tokenizer(file: Path, folder: Path, image_token: str) -> dict[str, in
     backend.save(str(folder / "tokenizer.json"))
     named = vocabulary.named_tokens()
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 8192}
+    (folder / "chat_template.jinja").write_text(_template(vocabulary), encoding="utf-8")
     settings |= {"clean_up_tokenization_spaces": False, "image_token": image_token, **named}
     _write_json(folder / "tokenizer_config.json", settings)
     ends = list(vocabulary.eos_token_ids())
@@ -146,6 +149,14 @@ def _write_tokenizer(file: Path, folder: Path, image_token: str) -> dict[str, in
     token_id = backend.token_to_id(image_token)
     assert token_id is not None, f"{image_token} is a token of the embedded model"
     return {"image_token_index": token_id}
+
+
+def _template(vocabulary: GGUFVocabulary) -> str:
+    """The language model's own, whose messages may hold pictures."""
+    (own,) = vocabulary.chat_templates().values()
+    held = "message['content']"
+    assert held in own, "the embedded model's template puts contents in as they are"
+    return (VISION / _CONTENT).read_text().strip() + own.replace(held, f"content({held})")
 
 
 def _processor(facts: dict[str, Any]) -> dict[str, Any]:

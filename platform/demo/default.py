@@ -9,7 +9,6 @@ special beyond that: the same could be said by flags.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,17 +21,16 @@ PARTS = Path(__file__).parent / "parts"
 log = logging.getLogger("plait.demo")
 
 
-def with_default(options: Options, *, tell: Callable[[str], None] = log.info) -> Options:
+def with_default(options: Options) -> Options:
     """`options`, with the default model in the form that is quick where they name no model.
 
-    What they say themselves stands; `tell` hears of what takes long. Raises `ConfigError` where the
-    model cannot be had.
+    What they say themselves stands. Raises `ConfigError` where the model cannot be had.
     """
     if options.model is not None:
         return options
     return replace(
         options,
-        model=str(assemble(tell=tell)),
+        model=str(assemble(tell=log.info)),
         served_model_name=options.served_model_name or SERVED_NAME,
         quantization="int4" if options.quantization == "auto" else options.quantization,
     )

@@ -121,10 +121,7 @@ class _Tour:
     def mixed(self) -> None:
         kinds = [kind for number in range(_NUM_ROUNDS) for kind in _round(number)]
         chats, adapters, schemas = zip(*kinds, strict=True)
-        wishes = [
-            None if s is None else StructuredOutputs(json=s, any_whitespace=s is PICTURE)
-            for s in schemas
-        ]
+        wishes = [None if s is None else StructuredOutputs(json=s) for s in schemas]
         before, began = self.llm.stats, time.perf_counter()
         outputs = self._ask(list(chats), adapter=list(adapters), structured_outputs=wishes)
         seconds, stats = time.perf_counter() - began, self.llm.stats

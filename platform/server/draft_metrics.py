@@ -12,12 +12,11 @@ from prometheus_client.core import (
     Metric,
 )
 
+from plait.platform.server.series import LABELS, counters
 from plait.speculative.tally import ROW_CLASSES
 
 if TYPE_CHECKING:
     from plait.platform.messages import Stats
-
-_LABELS = ("model_name", "engine")
 
 
 def draft_metrics(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
@@ -31,18 +30,19 @@ def _compatible(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
     """Acceptance length is 1 + accepted / drafts, as with vLLM's names everywhere."""
     verified = sum(counts[0] for counts in stats.drafts.values())
     accepted = sum(counts[1] for counts in stats.drafts.values())
-    for name, text, value in (
-        ("num_drafts", "Runs of drafts verified.", stats.num_draft_runs),
-        ("num_draft_tokens", "Drafts verified.", verified),
-        ("num_accepted_tokens", "Drafts that became output.", accepted),
-    ):
-        counter = CounterMetricFamily(f"vllm:spec_decode_{name}", text, labels=_LABELS)
-        counter.add_metric(labels, value)
-        yield counter
+    yield from counters(
+        (
+            ("num_drafts", "Runs of drafts verified.", stats.num_draft_runs),
+            ("num_draft_tokens", "Drafts verified.", verified),
+            ("num_accepted_tokens", "Drafts that became output.", accepted),
+        ),
+        labels,
+        prefix="vllm:spec_decode_",
+    )
     places = CounterMetricFamily(
         "vllm:spec_decode_num_accepted_tokens_per_pos",
         "Drafts that held, by their place in a run.",
-        labels=(*_LABELS, "position"),
+        labels=(*LABELS, "position"),
     )
     for place, value in enumerate(stats.accepted_by_position):
         places.add_metric((*labels, str(place)), value)
@@ -53,7 +53,7 @@ def _by_source(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
     tokens = CounterMetricFamily(
         "plait:draft_tokens",
         "Drafts by source and what became of them; only accepted and rejected ones had rows.",
-        labels=(*_LABELS, "source", "outcome"),
+        labels=(*LABELS, "source", "outcome"),
     )
     for source, (num_verified, num_output) in sorted(stats.drafts.items()):
         tokens.add_metric((*labels, source, "accepted"), num_output)
@@ -64,14 +64,14 @@ def _by_source(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
     seconds = CounterMetricFamily(
         "plait:draft_seconds",
         "Seconds spent drafting by source, and choosing what to verify (budget).",
-        labels=(*_LABELS, "source"),
+        labels=(*LABELS, "source"),
     )
     for source, spent_s in sorted(stats.draft_seconds.items()):
         seconds.add_metric((*labels, source), spent_s)
     off = CounterMetricFamily(
         "plait:speculation_off",
         "Times that a sequence got no drafts in a step, by reason.",
-        labels=(*_LABELS, "reason"),
+        labels=(*LABELS, "reason"),
     )
     for reason, num in sorted(stats.undrafted.items()):
         off.add_metric((*labels, reason), num)
@@ -81,7 +81,7 @@ def _by_source(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
 def _budget(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
     if stats.steps_by_drafts:
         rows = HistogramMetricFamily(
-            "plait:budget_rows", "Drafts verified in a step that decodes.", labels=_LABELS
+            "plait:budget_rows", "Drafts verified in a step that decodes.", labels=LABELS
         )
         buckets, num_steps = [], 0
         ends = (*map(str, ROW_CLASSES), "+Inf")
@@ -95,7 +95,7 @@ def _budget(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
         foreseen = GaugeMetricFamily(
             "plait:budget_predicted_over_measured",
             "Seconds that the last steps were thought to take, over those that they took.",
-            labels=_LABELS,
+            labels=LABELS,
         )
         foreseen.add_metric(labels, stats.foreseen_over_taken)
         yield foreseen

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from plait.platform.errors import InvalidImage, PlaitError
+from plait.platform.server.series import LABELS, counters
 
 if TYPE_CHECKING:
     from plait.platform.messages import Stats
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from plait.vision.later import ServedProcessor
     from plait.vision.preparation import ImagePreparation
 
-_LABELS = ("model_name", "engine")
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -87,19 +87,28 @@ class ImageMetrics:
 def encoder_metrics(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
     """What the engine did with images."""
     gauge = GaugeMetricFamily(
-        "plait:encoder_cache_bytes", "Embeddings of images that are kept.", labels=_LABELS
+        "plait:encoder_cache_bytes", "Embeddings of images that are kept.", labels=LABELS
     )
     gauge.add_metric(labels, stats.encoder_bytes)
     yield gauge
-    for name, text, value in (
-        ("encode_seconds", "Seconds of running the vision tower.", stats.encoder_seconds),
-        ("encoded_images", "Images that the tower encoded.", stats.encoded_images),
-        ("encoded_image_tokens", "Embeddings that it made of them.", stats.encoded_rows),
-        ("image_tokens", "Token rows of steps that took an embedding.", stats.image_rows),
-        ("encoder_cache_hits", "Images whose embeddings were there.", stats.encoder_hits),
-        ("encoder_cache_misses", "Images whose embeddings were not.", stats.encoder_misses),
-        ("encoder_cache_evictions", "Embeddings evicted for others.", stats.encoder_evictions),
-    ):
-        counter = CounterMetricFamily(f"plait:{name}", text, labels=_LABELS)
-        counter.add_metric(labels, value)
-        yield counter
+    yield from counters(
+        (
+            ("encode_seconds", "Seconds of running the vision tower.", stats.encoder_seconds),
+            ("encoded_images", "Images that the tower encoded.", stats.encoded_images),
+            ("encoded_image_tokens", "Embeddings that it made of them.", stats.encoded_rows),
+            ("image_tokens", "Token rows of steps that took an embedding.", stats.image_rows),
+            ("encoder_cache_hits", "Images whose embeddings were there.", stats.encoder_hits),
+            (
+                "encoder_cache_misses",
+                "Images whose embeddings were not.",
+                stats.encoder_misses,
+            ),
+            (
+                "encoder_cache_evictions",
+                "Embeddings evicted for others.",
+                stats.encoder_evictions,
+            ),
+        ),
+        labels,
+        prefix="plait:",
+    )

@@ -12,14 +12,13 @@ from plait.platform.errors import Overloaded
 from plait.platform.row_counts import STRANDS
 from plait.platform.server.draft_metrics import draft_metrics
 from plait.platform.server.image_metrics import encoder_metrics
+from plait.platform.server.series import LABELS, counters
 from plait.platform.step_trace import ROW_KINDS
 
 if TYPE_CHECKING:
     from plait.platform.config import EngineConfig
     from plait.platform.messages import Stats
     from plait.platform.server.client import EngineClient
-
-_LABELS = ("model_name", "engine")
 
 
 class StatsCollector(Collector):
@@ -61,30 +60,30 @@ def _gauges(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
         ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", stats.kv_usage),
         ("plait:last_step_rows", "Token rows of the newest step.", stats.last_step_rows),
     ):
-        gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+        gauge = GaugeMetricFamily(name, text, labels=LABELS)
         gauge.add_metric(labels, value)
         yield gauge
     reasons = GaugeMetricFamily(
-        "vllm:num_requests_waiting_by_reason", "Waiting, by reason.", labels=(*_LABELS, "reason")
+        "vllm:num_requests_waiting_by_reason", "Waiting, by reason.", labels=(*LABELS, "reason")
     )
     reasons.add_metric((*labels, "capacity"), stats.num_waiting)
     yield reasons
 
 
 def _counters(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
-    for name, text, value in (
-        ("vllm:prompt_tokens", "Prompt tokens, computed or found.", stats.prompt_tokens),
-        ("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens),
-        ("vllm:prompt_tokens_cached", "Prompt tokens found in the cache.", stats.prefix_hits),
-        ("vllm:num_preemptions", "Sequences preempted.", stats.num_preemptions),
-        ("vllm:prefix_cache_queries", "Tokens looked up.", stats.prefix_queries),
-        ("vllm:prefix_cache_hits", "Tokens found.", stats.prefix_hits),
-        ("plait:steps", "Engine steps.", stats.num_steps),
-        ("plait:step_seconds", "Seconds spent in engine steps.", stats.step_seconds),
-    ):
-        counter = CounterMetricFamily(name, text, labels=_LABELS)
-        counter.add_metric(labels, value)
-        yield counter
+    yield from counters(
+        (
+            ("vllm:prompt_tokens", "Prompt tokens, computed or found.", stats.prompt_tokens),
+            ("vllm:generation_tokens", "Tokens generated.", stats.generation_tokens),
+            ("vllm:prompt_tokens_cached", "Prompt tokens found in the cache.", stats.prefix_hits),
+            ("vllm:num_preemptions", "Sequences preempted.", stats.num_preemptions),
+            ("vllm:prefix_cache_queries", "Tokens looked up.", stats.prefix_queries),
+            ("vllm:prefix_cache_hits", "Tokens found.", stats.prefix_hits),
+            ("plait:steps", "Engine steps.", stats.num_steps),
+            ("plait:step_seconds", "Seconds spent in engine steps.", stats.step_seconds),
+        ),
+        labels,
+    )
 
 
 def _rows(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
@@ -93,14 +92,14 @@ def _rows(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
         "plait:step_rows",
         "Rows of steps by kind: prefill, decode and draft are all; adapter, image and masked ones "
         "are among them.",
-        labels=(*_LABELS, "kind"),
+        labels=(*LABELS, "kind"),
     )
     for kind, field in ROW_KINDS.items():
         rows.add_metric((*labels, kind), getattr(stats, field))
     steps = CounterMetricFamily(
         "plait:steps_by_strands",
         "Steps by which of adapters, images, drafts and grammars they had rows of.",
-        labels=(*_LABELS, "strands"),
+        labels=(*LABELS, "strands"),
     )
     for bits, count in enumerate(stats.steps_by_strands):
         names = [name for i, name in enumerate(STRANDS) if bits >> i & 1]
@@ -117,7 +116,7 @@ def _phases(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
         ("bytes", "Bytes of weights, K and V that parts of steps read, where it is known.", 1),
         ("operations", "Operations, two for a multiply-add, by part, where it is known.", 2),
     ):
-        counter = CounterMetricFamily(f"plait:step_phase_{name}", text, labels=(*_LABELS, "phase"))
+        counter = CounterMetricFamily(f"plait:step_phase_{name}", text, labels=(*LABELS, "phase"))
         for phase, total in sorted(stats.phases.items()):
             if total[value]:
                 counter.add_metric((*labels, phase), total[value])
@@ -127,7 +126,7 @@ def _phases(stats: Stats, labels: tuple[str, ...]) -> Iterator[Metric]:
         ("gop", "10⁹ operations a second of a part of the steps, over all steps so far.", 2),
     ):
         reached = GaugeMetricFamily(
-            f"plait:step_phase_{name}_per_s", text, labels=(*_LABELS, "phase")
+            f"plait:step_phase_{name}_per_s", text, labels=(*LABELS, "phase")
         )
         for phase, total in sorted(stats.phases.items()):
             if total[value] and total[0]:
@@ -140,13 +139,13 @@ def _probe(reached: dict[str, float], labels: tuple[str, ...]) -> Iterator[Metri
     if not reached:
         return
     read = GaugeMetricFamily(
-        "plait:probe_read_gb_per_s", "10⁹ bytes a second that memory gave at start.", labels=_LABELS
+        "plait:probe_read_gb_per_s", "10⁹ bytes a second that memory gave at start.", labels=LABELS
     )
     read.add_metric(labels, reached["read"])
     products = GaugeMetricFamily(
         "plait:probe_gop_per_s",
         "10⁹ operations a second that products reached at start, by type.",
-        labels=(*_LABELS, "type"),
+        labels=(*LABELS, "type"),
     )
     for kind, rate in reached.items():
         if kind != "read":
@@ -157,7 +156,7 @@ def _probe(reached: dict[str, float], labels: tuple[str, ...]) -> Iterator[Metri
 def _model_info(config: EngineConfig, labels: tuple[str, ...]) -> Metric:
     model = config.model
     info = GaugeMetricFamily(
-        "plait:model_info", "What computes, in which type.", labels=(*_LABELS, "executor", "dtype")
+        "plait:model_info", "What computes, in which type.", labels=(*LABELS, "executor", "dtype")
     )
     info.add_metric((*labels, model.executor, model.dtype), 1)
     return info
@@ -174,7 +173,7 @@ def _cache_info(config: EngineConfig, labels: tuple[str, ...]) -> Metric:
         "kv_cache_max_concurrency": round(cache.num_tokens / scheduler.max_model_len, 2),
     }
     info = GaugeMetricFamily(
-        "vllm:cache_config_info", "The KV cache, as labels.", labels=(*_LABELS, *facts)
+        "vllm:cache_config_info", "The KV cache, as labels.", labels=(*LABELS, *facts)
     )
     info.add_metric((*labels, *(str(fact) for fact in facts.values())), 1)
     return info

@@ -76,7 +76,7 @@ def test_a_checkpoint_is_made_once_and_anew_when_a_part_changes(
 
     for part in assembly.VISION.iterdir():
         (tmp_path / part.name).write_bytes(part.read_bytes())
-    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    (tmp_path / "content.jinja").write_text("{{ messages }}")
     monkeypatch.setattr(assembly, "VISION", tmp_path)
     assert assembly.assemble(directory.parent) != directory
     assert written

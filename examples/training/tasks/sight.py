@@ -13,6 +13,8 @@ from typing import Any
 from renders import COLOURS, SHAPES, WORDS, Scene, any_scene
 from tasks.words import Example, Picker, Split
 
+from plait.platform.demo.questions import DESCRIBE
+
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -24,7 +26,6 @@ SCHEMA: dict[str, Any] = {
     "required": ["kind", "colour", "what", "count"],
     "additionalProperties": False,
 }
-DESCRIBE = "Describe the picture as JSON."
 
 _JSON = (
     DESCRIBE, "Answer in JSON: what is in the picture?", "Give the picture's facts as JSON.",
