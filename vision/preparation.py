@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from plait.platform.errors import ImageTooLarge, PlaitError
 from plait.vision.budget import ByteBudget
@@ -34,6 +34,7 @@ from plait.vision.sources import (
     read_pixels,
 )
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # Read as far as its header; pixels that were handed over need no more.
@@ -84,7 +85,7 @@ class ImagePreparation:
             files = await self.files.reserve(most)
             held.callback(files.free)
             count = _FileBytes(limits.request_bytes)
-            read = await all_of(self._at(part, self._read(part, count)) for part in parts)
+            read = await all_of(self._at(part, self._read, part, count) for part in parts)
             sizes = [3 * _num_pixels(one) for one in read]
             if sum(sizes) > 3 * limits.request_pixels:
                 raise ImageTooLarge(
@@ -95,7 +96,7 @@ class ImagePreparation:
             pixels = await self.pixels.reserve(sum(sizes))
             held.callback(pixels.free)
             images = await all_of(
-                self._at(part, self._decode(one, part.detail))
+                self._at(part, self._decode, one, part.detail)
                 for part, one in zip(parts, read, strict=True)
             )
             for image in images:
@@ -125,10 +126,15 @@ class ImagePreparation:
             case _:
                 return self.limits.image_bytes
 
-    async def _at(self, part: ImagePart, work: Awaitable[T]) -> T:
-        """Say of errors which image they are about."""
+    async def _at(
+        self, part: ImagePart, work: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Say of errors which image they are about.
+
+        The work is made here: where this is cancelled before it runs, none is left unawaited.
+        """
         try:
-            return await work
+            return await work(*args, **kwargs)
         except PlaitError as error:
             if error.param is None and error.status < 500:
                 # A new one: others who wait for the same image get the same object.

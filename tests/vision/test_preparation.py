@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -189,6 +190,20 @@ async def test_a_client_that_goes_away_takes_its_image_along_and_no_other(make, 
     assert np.array_equal(image.pixels, np.asarray(picture(seed=2)))
     assert preparation.files.used == 0
     assert preparation._decoding == {}
+
+
+async def test_a_client_that_goes_away_at_once_leaves_nothing_begun(make):
+    preparation = make()
+    task = asyncio.ensure_future(preparation.prepare([part(encoded(picture()))]))
+    await asyncio.sleep(0)  # its parts are scheduled, and have not run
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gc.collect()
+    assert [str(each.message) for each in warned] == []
+    assert preparation.files.used == 0
 
 
 async def test_the_event_loop_runs_on_while_images_are_decoded(make, slow_decoder):
