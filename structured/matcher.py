@@ -59,7 +59,7 @@ class Matcher:
             mask[:] = self.vocabulary.end_mask
             return True
         needed = self._guarded_fill(mask)
-        if needed and not mask.any():
+        if needed and not np.count_nonzero(mask):
             raise InternalError("the grammar has led into a place from which nothing can follow")
         return needed
 

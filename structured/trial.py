@@ -11,6 +11,7 @@ slower; and a verdict needs two tries, so that a hiccup does not either.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 Clock = Callable[[], float]
 Ids = npt.NDArray[np.integer[Any]]
+Bits = npt.NDArray[np.uint8]  # a row of a mask, eight tokens in each
 
 NUM_TRIES = 2  # that must be too slow
 NUM_TOKENS = 6  # of each of four walks
@@ -40,6 +42,7 @@ _NUM_VETOED = 4  # tokens of a row that a sampler may have to ask about
 _NUM_ALIKE = 16
 _LEADING = rb'{["(\<'  # what texts go deeper with
 _FRONT = 2048  # tokens that are looked through first for those that may follow
+_FEW_WORDS = 256  # of a row: then its tokens are found one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,7 @@ class Trial:
         if seconds > self.limits.open_s:
             raise TooSlow(_beyond("opening it", seconds, self.limits.open_s))
         # A text is the same in each try and on each machine: the key is made of the content.
-        rng = np.random.default_rng(int(compiled.key[:16], 16))
+        rng = random.Random(compiled.key)
         start = self._matcher(grammar, compiled)
         sight = _look(start, self.clock)
         spent: list[float] = []
@@ -141,31 +144,60 @@ class _Taste:
 
     order: Ids  # the best first
     ranks: Ids  # where each stands there
+    in_bytes: Ids  # in that order: where each stands in a row of bits
+    in_bits: Bits
     num_alike: int | None  # of those that may follow, one of so many is taken
 
     @classmethod
     def of(cls, worth: Ids) -> _Taste:
-        order = np.argsort(-worth, kind="stable").astype(np.int32)
+        order = np.argsort(-worth, kind="stable")
         ranks = np.empty_like(order)
-        ranks[order] = np.arange(len(order), dtype=np.int32)
-        return cls(order=order, ranks=ranks, num_alike=_NUM_ALIKE if worth.any() else None)
+        ranks[order] = np.arange(len(order))
+        return cls(
+            order=order,
+            ranks=ranks,
+            in_bytes=order >> 3,
+            in_bits=(1 << (order & 7)).astype(np.uint8),
+            num_alike=_NUM_ALIKE if worth.any() else None,
+        )
 
-    def best(self, allowed: npt.NDArray[np.bool_]) -> Ids:
+    def best(self, row: Mask) -> Ids:
         """Of the tokens that may follow, those between which it has no preference."""
+        words = np.flatnonzero(row)
+        if len(words) <= _FEW_WORDS:
+            tokens = _tokens_of(row, words)
+            tokens = tokens[tokens < len(self.order)]  # a row of ones has padding too
+            if self.num_alike is None:
+                return tokens
+            return self.order[np.sort(self.ranks[tokens])[: self.num_alike]]
+        allowed = row.view(np.uint8)
         if self.num_alike is None:
-            return np.flatnonzero(allowed)
-        front = self.order[:_FRONT]
-        found = front[allowed[front]]  # mostly there are enough
-        if len(found) < self.num_alike:
-            found = self.order[np.sort(self.ranks[np.flatnonzero(allowed)])]
-        return found[: self.num_alike]
+            return np.flatnonzero(np.unpackbits(allowed, bitorder="little").view(np.bool_))
+        places = self._places(allowed, _FRONT)
+        for num_best in (8 * _FRONT, len(self.order)):  # mostly there are enough in front
+            if len(places) < self.num_alike:
+                places = self._places(allowed, num_best)
+        return self.order[places[: self.num_alike]]
+
+    def _places(self, allowed: Bits, num_best: int) -> Ids:
+        """Which of the best may follow, by their places in the order."""
+        bits = allowed[self.in_bytes[:num_best]] & self.in_bits[:num_best]
+        return np.flatnonzero(bits != 0)
+
+
+def _tokens_of(row: Mask, words: Ids) -> Ids:
+    """The tokens of some words of a row."""
+    bits = np.unpackbits(row[words].view(np.uint8), bitorder="little").view(np.bool_)
+    places = np.flatnonzero(bits)
+    tokens: Ids = words[places >> 5] * 32 + (places & 31)
+    return tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sight:
     """What the engine has to find out at one place of a text, and what that took."""
 
-    allowed: npt.NDArray[np.bool_]  # tokens that may follow, never an end
+    allowed: Mask  # tokens that may follow, never an end
     seconds: float
     ended: bool
 
@@ -179,9 +211,8 @@ def _look(matcher: Matcher, clock: Clock) -> _Sight:
         if not matcher.fill(row):
             row[:] = -1
     seconds = clock() - began
-    bits = (row & ~matcher.vocabulary.end_mask).view(np.uint8)
-    allowed = np.unpackbits(bits, bitorder="little").view(np.bool_)
-    return _Sight(allowed=allowed, seconds=seconds, ended=ended)
+    row &= ~matcher.vocabulary.end_mask
+    return _Sight(allowed=row, seconds=seconds, ended=ended)
 
 
 class _Walk:
@@ -191,7 +222,7 @@ class _Walk:
     """
 
     def __init__(
-        self, start: Matcher, sight: _Sight, taste: _Taste, rng: np.random.Generator, clock: Clock
+        self, start: Matcher, sight: _Sight, taste: _Taste, rng: random.Random, clock: Clock
     ) -> None:
         self._matcher = start.copy()
         self._sight: _Sight | None = sight
@@ -214,13 +245,12 @@ class _Walk:
     def _advances(self, token: int) -> bool:
         return not self._matcher.vetoes(token) and self._matcher.accept(token)
 
-    def _chosen(self, allowed: npt.NDArray[np.bool_]) -> list[int]:
+    def _chosen(self, allowed: Mask) -> list[int]:
         """A few tokens that may follow: one of them is not vetoed."""
         best = self._taste.best(allowed)
         if not len(best):
             return []
-        chosen: list[int] = best[self._rng.integers(len(best), size=_NUM_VETOED)].tolist()
-        return chosen
+        return [int(best[self._rng.randrange(len(best))]) for _ in range(_NUM_VETOED)]
 
 
 def _beyond(what: str, seconds: float, limit: float) -> str:

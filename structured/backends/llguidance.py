@@ -77,7 +77,7 @@ class LLGuidanceBackend:
 
     opens_by_compiling = True
 
-    def __init__(self, vocabulary: Vocabulary, *, sliced: bool = True) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         import llguidance
 
         self._library = llguidance
@@ -86,7 +86,7 @@ class LLGuidanceBackend:
         self._tokens = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Tokens(vocabulary)),
             eos_token=list(vocabulary.end_ids),
-            slices=_SLICES if sliced else [],
+            slices=_SLICES,
         )
         self._built: tuple[bytes, Any] | None = None  # the last payload and its matcher
 
