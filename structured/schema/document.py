@@ -11,7 +11,7 @@ from plait.structured.schema.limits import escape, unescape
 from plait.structured.schema.refusal import Refusal, Undecidable
 
 # Where schemas lie inside a schema.
-SINGLE = (
+_SINGLE = (
     "additionalItems",
     "additionalProperties",
     "contains",
@@ -25,8 +25,8 @@ SINGLE = (
     "unevaluatedItems",
     "unevaluatedProperties",
 )
-LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-MAPS = (
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_MAPS = (
     "$defs",
     "definitions",
     "properties",
@@ -34,7 +34,9 @@ MAPS = (
     "dependentSchemas",
     "dependencies",
 )
-_HOLDING = frozenset({*SINGLE, *LISTS, *MAPS})
+# With the order in which they are walked through.
+_HOLDING = {key: place for place, key in enumerate((*_SINGLE, *_LISTS, *_MAPS))}
+_NAMING = frozenset({"$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"})
 LEGACY = ("draft-03", "draft-04", "draft-05", "draft-06", "draft-07")
 OLD_IDS = ("draft-03", "draft-04", "draft-05")
 
@@ -46,7 +48,8 @@ class Document:
     own, such as one with https, is not known to validators, which then do not hide them.
     """
 
-    def __init__(self, root: Any, param: str) -> None:
+    def __init__(self, root: Any, param: str, text: str | None = None) -> None:
+        """`text`: the same as JSON, where it is at hand."""
         self.root = root
         self.param = param
         dialect = root.get("$schema", "") if isinstance(root, dict) else ""
@@ -55,7 +58,7 @@ class Document:
         # Since 2020-12 what `contains` finds counts as evaluated.
         self.contains_evaluates = not self.legacy and "2019-09" not in str(dialect)
         # What branches look at matters only where something asks for what none looked at.
-        self.has_unevaluated = '"unevaluated' in json.dumps(root)
+        self.has_unevaluated = '"unevaluated' in (text or json.dumps(root))
         self._id = "id" if any(each in str(dialect) for each in OLD_IDS) else "$id"
         self._bases: dict[str, str] = {}
         self._resources: dict[str, str] = {}
@@ -63,6 +66,7 @@ class Document:
         self._dynamic: dict[str, list[str]] = {}
         self._targets: dict[tuple[str, str], str] = {}
         self._nodes: dict[str, Any] = {}
+        self._inner: dict[str, list[tuple[str, Any]]] = {}
         self._index("", root, "")
 
     def _index(self, start: str, schema: Any, base: str) -> None:
@@ -74,9 +78,12 @@ class Document:
                 continue
             base = self._name(at, schema, base)
             self._bases[at] = base
-            waiting += [(*child, base) for child in children(at, schema)]
+            self._inner[at] = inner = children(at, schema)
+            waiting += [(*child, base) for child in inner]
 
     def _name(self, at: str, schema: dict[str, Any], base: str) -> str:
+        if at and _NAMING.isdisjoint(schema):
+            return base
         own = schema.get(self._id)
         hidden = self.legacy and "$ref" in schema
         if isinstance(own, str) and not hidden:
@@ -98,11 +105,27 @@ class Document:
             self._dynamic.setdefault("", []).append(at)
         return base
 
+    def walk(self) -> list[tuple[str, dict[str, Any]]]:
+        """All schemas but true and false that keywords lead to, with their pointers, in order."""
+        found, waiting = [], [("", self.root)]
+        while waiting:
+            at, schema = waiting.pop()
+            if isinstance(schema, dict):
+                found.append((at, schema))
+                waiting += reversed(self._inner[at])
+        return found
+
     def at(self, pointer: str) -> Any:
         """The schema at a pointer that `resolve` or `children` gave."""
         if pointer not in self._nodes:
             self._nodes[pointer] = self._walk(pointer)
         return self._nodes[pointer]
+
+    def is_reference(self, schema: dict[str, Any]) -> bool:
+        """Whether a schema says what another does, and no more."""
+        if not isinstance(schema.get("$ref"), str):
+            return False
+        return len(schema) == 1 or self.legacy
 
     def _walk(self, pointer: str) -> Any:
         node = self.root
@@ -177,13 +200,17 @@ class Document:
 
 def children(at: str, schema: dict[str, Any]) -> list[tuple[str, Any]]:
     """The schemas directly inside a schema, with their pointers."""
-    if _HOLDING.isdisjoint(schema):
+    holding = [key for key in schema if key in _HOLDING]
+    if not holding:
         return []
-    found = [(f"{at}/{key}", schema[key]) for key in SINGLE if isinstance(schema.get(key), dict)]
-    for key in LISTS:
-        if isinstance(inner := schema.get(key), list):
+    found: list[tuple[str, Any]] = []
+    for key in sorted(holding, key=_HOLDING.__getitem__) if len(holding) > 1 else holding:
+        inner = schema[key]
+        if isinstance(inner, dict):
+            if key in _MAPS:
+                found += [(f"{at}/{key}/{escape(str(name))}", inner[name]) for name in inner]
+            elif key in _SINGLE:
+                found.append((f"{at}/{key}", inner))
+        elif isinstance(inner, list) and key in _LISTS:
             found += [(f"{at}/{key}/{i}", each) for i, each in enumerate(inner)]
-    for key in MAPS:
-        if isinstance(inner := schema.get(key), dict):
-            found += [(f"{at}/{key}/{escape(str(name))}", inner[name]) for name in inner]
     return found

@@ -393,3 +393,5 @@ _BY_TYPE: dict[str, tuple[tuple[frozenset[str], Reading], ...]] = {
         ("dependentRequired dependencies", _dependent),
     ),
 }
+
+NAMES = frozenset[str]().union(*(names for table in _BY_TYPE.values() for names, _ in table))

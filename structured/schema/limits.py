@@ -23,13 +23,19 @@ class Limits:
     max_written_bytes: int = 512 * 1024
 
 
-def check_bounds(schema: Any, limits: Limits, param: str) -> None:
-    """Raise where a schema is no JSON, or larger than the limits."""
+_CONTAINERS = (dict, list)
+
+
+def check_bounds(schema: Any, limits: Limits, param: str) -> str:
+    """The schema as JSON. Raises where it is none, or larger than the limits."""
     if not isinstance(schema, dict | bool):
         raise InvalidSchema("a schema is a JSON object, true or false", param=param)
     _check_depth(schema, limits, param)
     try:
-        size = len(json.dumps(schema, ensure_ascii=False, allow_nan=False).encode())
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        size = len(text.encode())
+    except UnicodeError:
+        raise InvalidSchema("it has half a surrogate pair", param=param) from None
     except (TypeError, ValueError) as error:
         raise InvalidSchema(f"the schema is no JSON: {error}", param=param) from None
     if size > limits.max_bytes:
@@ -39,11 +45,12 @@ def check_bounds(schema: Any, limits: Limits, param: str) -> None:
             param=param,
         )
     _check_counts(schema, limits, param)
+    return text
 
 
 def _check_depth(schema: Any, limits: Limits, param: str) -> None:
     # By levels, not by recursion: a deep schema must not exhaust the stack first.
-    level, depth = [schema], 0
+    level, depth = [schema] if isinstance(schema, _CONTAINERS) else [], 0
     while level:
         depth += 1
         if depth > limits.max_depth * 3:  # a level of a schema takes up to three of JSON
@@ -52,11 +59,11 @@ def _check_depth(schema: Any, limits: Limits, param: str) -> None:
                 "in $defs and refer to them",
                 param=param,
             )
-        containers = [each for each in level if isinstance(each, dict | list)]
         level = [
             child
-            for each in containers
+            for each in level
             for child in (each.values() if isinstance(each, dict) else each)
+            if isinstance(child, _CONTAINERS)
         ]
 
 
@@ -80,7 +87,9 @@ def _check_counts(schema: Any, limits: Limits, param: str) -> None:
         if isinstance(node, bool):
             continue
         for key, child in node.items() if isinstance(node, dict) else enumerate(node):
-            if isinstance(child, dict | list):
+            if isinstance(child, str):
+                continue
+            if isinstance(child, _CONTAINERS):
                 waiting.append((child, (path, key)))
             elif isinstance(child, int) and abs(child) > _MAX_NUMBER:
                 raise GrammarTooComplex(

@@ -38,21 +38,26 @@ _MAX_DISTINCT = 5  # values of which all lists without repetition, 326 of them, 
 
 def shapes(reader: Reader, branch: Branch) -> list[Shape]:
     """The shapes of a branch of lists."""
-    excluded = [text for a in branch if isinstance(a, NotValues) for text in a.values]
+    present = set(map(type, branch))
+    excluded = []
+    if NotValues in present:
+        excluded = [text for a in branch if isinstance(a, NotValues) for text in a.values]
     if any(text != "[]" for text in excluded):
         return [_refused("", "not", "lists other than [] cannot be excluded")]
     if excluded:
         branch = joined(branch, (Count(1, None),))
-    contains = next((a for a in branch if isinstance(a, Contains)), None)
-    if contains:
+    if Contains in present:
+        contains = next(a for a in branch if isinstance(a, Contains))
         rest = tuple(atom for atom in branch if atom != contains)
         return _containing(reader, rest, contains)
-    unique = next((a for a in branch if isinstance(a, Unique)), None)
-    rest = tuple(atom for atom in branch if not isinstance(atom, Unique))
-    shape = _merged(reader, rest)
+    shape = _merged(reader, branch)
     if shape is None:
         return []
+    unique = next((a for a in branch if isinstance(a, Unique)), None) if Unique in present else None
     return _distinct(reader, shape, unique) if unique else [shape]
+
+
+_EMPTY_FITS = (Prefix, Items, Unique, Poison, Untold)
 
 
 def is_dead(branch: Branch) -> bool | None:
@@ -61,7 +66,7 @@ def is_dead(branch: Branch) -> bool | None:
         if isinstance(atom, Count):
             if atom.low > 0:
                 return None
-        elif not isinstance(atom, Prefix | Items | Unique | Poison | Untold):
+        elif not isinstance(atom, _EMPTY_FITS):
             return None
     return False
 

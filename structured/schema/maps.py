@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from plait.structured.schema.reading import Reader
 
 _MAX_CHOICES = 64
+_WIDE = (KeyPattern, Additional)
 
 
 def shapes(reader: Reader, branch: Branch) -> list[Shape]:
@@ -48,21 +49,26 @@ def shapes(reader: Reader, branch: Branch) -> list[Shape]:
 
 
 def _shapes(reader: Reader, branch: Branch) -> list[Shape]:
-    excluded = [text for a in branch if isinstance(a, NotValues) for text in a.values]
-    if any(text != "{}" for text in excluded):
-        why = "objects other than {} cannot be excluded"
-        return [Refused(Refusal("", "not", why, "list what is allowed", denial=True))]
-    if excluded:
-        kept = tuple(a for a in branch if not isinstance(a, NotValues))
-        branch = joined(kept, (Size(1, None),))
-    exists = next((a for a in branch if isinstance(a, Exists)), None)
-    if exists:
+    present = set(map(type, branch))
+    if NotValues in present:
+        excluded = [text for a in branch if isinstance(a, NotValues) for text in a.values]
+        if any(text != "{}" for text in excluded):
+            why = "objects other than {} cannot be excluded"
+            return [Refused(Refusal("", "not", why, "list what is allowed", denial=True))]
+        if excluded:
+            kept = tuple(a for a in branch if not isinstance(a, NotValues))
+            branch = joined(kept, (Size(1, None),))
+    if Exists in present:
+        exists = next(a for a in branch if isinstance(a, Exists))
         return _with_some(reader, branch, exists)
     try:
         merged = _merged(reader, branch)
     except Undecidable as unknown:
         return [Refused(unknown.refusal)]
     return [] if merged is None else _sized(merged, branch)
+
+
+_SILENT = (Poison, Untold)
 
 
 def is_dead(reader: Reader, branch: Branch) -> bool | None:
@@ -77,7 +83,7 @@ def is_dead(reader: Reader, branch: Branch) -> bool | None:
             required.append(atom.name)
         elif isinstance(atom, Additional) and not atom.patterns:
             wide.append(atom)
-        elif not isinstance(atom, Poison | Untold):
+        elif not isinstance(atom, _SILENT):
             return None
     return any(
         reader.is_empty(
@@ -134,20 +140,40 @@ def _apart(node: Node, atom: Exists) -> bool:
     return node in atom.patterns or (atom.inside is not None and disjoint(node, atom.inside))
 
 
+@dataclasses.dataclass(slots=True)
+class _Parts:
+    """The atoms of a branch, by what they speak of."""
+
+    own: dict[str, list[Formula]]  # of each named key
+    required: dict[str, None]
+    named: list[Names]
+    wide: list[KeyPattern | Additional]
+
+    @classmethod
+    def of(cls, branch: Branch) -> _Parts:
+        parts = cls({}, {}, [], [])
+        for atom in branch:
+            if isinstance(atom, Property):
+                parts.own.setdefault(atom.name, []).append(atom.formula)
+            elif isinstance(atom, Required):
+                parts.required[atom.name] = None
+            elif isinstance(atom, Names):
+                parts.named.append(atom)
+            elif isinstance(atom, _WIDE):
+                parts.wide.append(atom)
+        return parts
+
+
 def _merged(reader: Reader, branch: Branch) -> Object | None:
-    names = dict.fromkeys(_all_names(branch))
-    named = [a for a in branch if isinstance(a, Names)]
-    required = frozenset(a.name for a in branch if isinstance(a, Required))
+    parts = _Parts.of(branch)
+    own, required, named, wide = parts.own, parts.required, parts.named, parts.wide
+    apart = [a for a in wide if isinstance(a, Additional)]
+    names = dict.fromkeys((*own, *required, *(n for a in apart for n in sorted(a.names))))
     listed, allowed = _allowed_keys(reader, named)
     if listed is not None:
         names |= dict.fromkeys(listed)
     reader.spend((len(names) + len(branch)) // 2)
-    own: dict[str, list[Formula]] = {}
-    for atom in branch:
-        if isinstance(atom, Property):
-            own.setdefault(atom.name, []).append(atom.formula)
-    wide = [a for a in branch if isinstance(a, KeyPattern | Additional)]
-    named_apart = [a for a in wide if isinstance(a, Additional) and not a.patterns]
+    named_apart = [a for a in apart if not a.patterns]
     if named or len(named_apart) < len(wide):
         formulas = {n: _of_name(reader, own.get(n, []), wide, n, named) for n in names}
     else:
@@ -156,7 +182,7 @@ def _merged(reader: Reader, branch: Branch) -> Object | None:
             n: both(*own.get(n, none), *[a.formula for a in named_apart if n not in a.names])
             for n in names
         }
-    rest = reader.both(*(a.formula for a in branch if isinstance(a, Additional)))
+    rest = reader.both(*(a.formula for a in apart))
     of_patterns = {node: _of_cell(reader, wide, m) for node, m in _cells(wide).items()}
     if listed is not None:
         rest, of_patterns = NEVER, {}
@@ -174,14 +200,11 @@ def _merged(reader: Reader, branch: Branch) -> Object | None:
         if not left_out:
             kept.append((name, NEVER if empty else formula))
     return Object(
-        names=tuple(kept), required=required, patterns=tuple(of_patterns.items()), rest=rest
+        names=tuple(kept),
+        required=frozenset(required),
+        patterns=tuple(of_patterns.items()),
+        rest=rest,
     )
-
-
-def _all_names(branch: Branch) -> list[str]:
-    names = [a.name for a in branch if isinstance(a, Property)]
-    names += [a.name for a in branch if isinstance(a, Required)]
-    return names + [n for a in branch if isinstance(a, Additional) for n in sorted(a.names)]
 
 
 def _all_patterns(atom: KeyPattern | Additional) -> list[Node]:
@@ -313,6 +336,8 @@ def _joint(nodes: list[Node | None], at: str) -> Node:
 def _sized(shape: Object, branch: Branch) -> list[Shape]:
     """The shape under bounds on the number of keys."""
     sizes = [a for a in branch if isinstance(a, Size)]
+    if not sizes:
+        return [shape]
     low = max((a.low for a in sizes), default=0)
     highs = [a.high for a in sizes if a.high is not None]
     high = min(highs, default=None)

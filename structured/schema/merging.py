@@ -91,7 +91,7 @@ class Merger:
         try:
             empty = all(
                 self.is_dead(branch, kind)
-                for kind in reader.kinds(formula)
+                for kind in reader.kinds.of_formula(formula)
                 for branch in reader.branches(formula, kind)
             )
         except Circle:
@@ -105,30 +105,29 @@ class Merger:
         """The shapes of a formula with their types, each once."""
         found = dict.fromkeys(
             (kind, shape)
-            for kind in self._reader.kinds(formula)
+            for kind in self._reader.kinds.of_formula(formula)
             for branch in self._reader.branches(formula, kind)
             for shape in self.shapes(branch, kind)
         )
         return list(found)
 
     def _merge(self, branch: Branch, kind: str) -> list[Shape]:
-        listed = next((atom for atom in branch if isinstance(atom, Values)), None)
-        if listed:
-            return self._filtered(listed, branch)
-        untold = next((atom for atom in branch if isinstance(atom, Untold)), None)
-        if untold:
+        present = set(map(type, branch))
+        if Values in present:
+            return self._filtered(next(a for a in branch if isinstance(a, Values)), branch)
+        if Untold in present:
+            untold = next(atom for atom in branch if isinstance(atom, Untold))
             rest = tuple(atom for atom in branch if not isinstance(atom, Untold))
             return [Narrowed(untold.refusal)] if self.shapes(rest, kind) else []
-        poison = next((atom for atom in branch if isinstance(atom, Poison)), None)
-        rest = tuple(atom for atom in branch if not isinstance(atom, Poison))
-        found = self._of_kind(rest, kind)
-        if poison and found:
-            return [Refused(poison.refusal)]
-        return found
+        if Poison in present:
+            poison = next(atom for atom in branch if isinstance(atom, Poison))
+            rest = tuple(atom for atom in branch if not isinstance(atom, Poison))
+            return [Refused(poison.refusal)] if self._of_kind(rest, kind) else []
+        return self._of_kind(branch, kind)
 
     def _of_kind(self, branch: Branch, kind: str) -> list[Shape]:
-        excluded = {text for a in branch if isinstance(a, NotValues) for text in a.values}
         if kind in ("null", "boolean"):
+            excluded = {text for a in branch if isinstance(a, NotValues) for text in a.values}
             every = ("null",) if kind == "null" else ("false", "true")
             left = tuple(text for text in every if text not in excluded)
             return [Listed(left)] if left else []

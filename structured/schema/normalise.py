@@ -10,8 +10,8 @@ from typing import Any
 
 from plait.platform.errors import GrammarTooComplex
 from plait.structured.schema import uniqueness
-from plait.structured.schema.document import Document, children
-from plait.structured.schema.limits import Limits, check_bounds, escape
+from plait.structured.schema.document import Document
+from plait.structured.schema.limits import Limits, check_bounds
 from plait.structured.schema.reading import Reader
 from plait.structured.schema.refusal import Refusal
 from plait.structured.schema.writing import Writer
@@ -89,9 +89,9 @@ def normalise(
     `checks` are made only for a schema of the `whole` text, since they are kept from its start.
     """
     limits = limits or Limits()
-    check_bounds(schema, limits, spec.param)
+    text = check_bounds(schema, limits, spec.param)
     with _no_collections():
-        return _normalised(schema, spec, limits, whole=whole)
+        return _normalised(schema, text, spec, limits, whole=whole)
 
 
 @contextlib.contextmanager
@@ -109,11 +109,13 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _normalised(schema: Any, spec: GrammarSpec, limits: Limits, *, whole: bool) -> Normalised:
+def _normalised(
+    schema: Any, text: str, spec: GrammarSpec, limits: Limits, *, whole: bool
+) -> Normalised:
     if spec.options.get("disable_additional_properties") is True:
         schema = _closed(schema)
-    document = Document(schema, spec.param)
-    nodes = list(_walk(schema))
+    document = Document(schema, spec.param, text)
+    nodes = document.walk()
     used = _keywords(nodes)
     refusals = dict.fromkeys(_forbidden(nodes))
     reader = Reader(document, limits)
@@ -126,7 +128,9 @@ def _normalised(schema: Any, spec: GrammarSpec, limits: Limits, *, whole: bool) 
         ) from None
     refusals |= writer.refusals
     # What was written beside refusals has holes.
-    planned = uniqueness.Plan(written) if refusals else uniqueness.plan(written, whole=whole)
+    planned = (
+        uniqueness.Plan(written) if refusals else uniqueness.plan(written, writer.text, whole=whole)
+    )
     refusals |= dict.fromkeys(planned.refusals)
     if spec.strict:
         refusals |= dict.fromkeys(map(_open_object, writer.open_objects))
@@ -188,17 +192,8 @@ def _closed(schema: Any) -> Any:
 _Nodes = list[tuple[str, dict[str, Any]]]
 
 
-def _walk(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    waiting = [("", schema)]
-    while waiting:
-        at, node = waiting.pop()
-        if isinstance(node, dict):
-            yield at, node
-            waiting += reversed(children(at, node))
-
-
 def _keywords(nodes: _Nodes) -> list[tuple[str, str]]:
-    return [(f"{at}/{escape(key)}", key) for at, node in nodes for key in node if key in ASSERTIONS]
+    return [(f"{at}/{key}", key) for at, node in nodes for key in node if key in ASSERTIONS]
 
 
 def _unknown(nodes: _Nodes) -> list[str]:

@@ -114,6 +114,8 @@ def respelled(schema: Any) -> int | float | None:
     while waiting:
         node = waiting.pop()
         for value in node.get("enum", ()) if isinstance(node, dict) else ():
+            if isinstance(value, str):
+                continue
             for number in _whole_numbers(value):
                 if not _survives(number):
                     return number

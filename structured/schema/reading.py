@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Collection
 from typing import Any
 
 from plait.platform.errors import GrammarTooComplex, InvalidSchema
@@ -20,8 +17,6 @@ from plait.structured.schema.atoms import (
     Literal,
     NotValues,
     Poison,
-    Property,
-    Required,
     Untold,
     Values,
 )
@@ -37,29 +32,15 @@ from plait.structured.schema.branches import (
     union,
     unseen,
 )
+from plait.structured.schema.combining import Combiner
 from plait.structured.schema.document import Document
+from plait.structured.schema.kinds import Kinds
 from plait.structured.schema.limits import Limits, escape
 from plait.structured.schema.merging import Merger
 from plait.structured.schema.refusal import Refusal, Undecidable
 from plait.structured.schema.shapes import Refused
+from plait.structured.schema.sharing import Sharing
 from plait.structured.schema.values import TYPES, identity, type_of
-
-_MAX_EXCLUSIVE = 6  # anyOf members of which each subset is a branch of its own
-_MAX_ALONE = 4_096  # ways in which only one member of oneOf holds: beyond, some are chosen
-_MAX_KEPT = 12
-_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-_APPLYING = frozenset(
-    {
-        *_REFERENCES,
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "dependentSchemas",
-        "dependencies",
-    }
-)
 
 
 class Reader:
@@ -70,14 +51,16 @@ class Reader:
         self.limits = limits
         self.originals: dict[str, Any] = {}  # values by identity, as the schema writes them
         self.notes: dict[str, None] = {}
+        self.kinds = Kinds(document)
         self.merger = Merger(self)
+        self._combiner = Combiner(self)
+        self._sharing = Sharing(document)
         self._spent = 0
+        self._formulas: dict[str, Formula] = {}
         self._known: dict[tuple[Literal, str, bool], Alternatives] = {}
         self._open: set[tuple[Literal, str, bool]] = set()
         self._conjunctions: dict[tuple[Formula, ...], Formula] = {}
         self._of_formulas: dict[tuple[Formula, str], Alternatives] = {}
-        self._named: dict[str, Collection[str]] = {}
-        self._disjoint: dict[tuple[Literal, Literal, str], bool] = {}
 
     def spend(self, amount: int) -> None:
         """Count work. Raises `GrammarTooComplex` where a schema takes more than its share."""
@@ -93,6 +76,12 @@ class Reader:
 
     def formula(self, pointer: str) -> Formula:
         """The schema at a pointer as a formula."""
+        found = self._formulas.get(pointer)
+        if found is None:
+            found = self._formulas[pointer] = self._formula(pointer)
+        return found
+
+    def _formula(self, pointer: str) -> Formula:
         schema = self.document.at(pointer)
         if schema is True or schema == {}:
             return TRUE
@@ -100,7 +89,7 @@ class Reader:
             return NEVER
         if not isinstance(schema, dict):
             raise self.invalid(pointer, "a schema is an object, true or false")
-        return frozenset({Literal(pointer, True)})
+        return frozenset({Literal(self._sharing.place(pointer), True)})
 
     def denied(self, formula: Formula) -> Formula:
         """The denial of the formula of one schema."""
@@ -136,24 +125,15 @@ class Reader:
             found = self._of_formulas[key] = self._branches(formula, kind)
         return found
 
-    def kinds(self, formula: Formula) -> tuple[str, ...]:
-        """The JSON types that values of a formula may have, as far as its schemas name them."""
-        found: tuple[str, ...] = () if formula == NEVER else TYPES
-        for pointer, positive in formula if found else ():
-            named = self._kinds_of(pointer) if positive else TYPES
-            if named != TYPES:
-                found = tuple(kind for kind in found if kind in named)
-        return found
-
     def _branches(self, formula: Formula, kind: str) -> Alternatives:
         if len(formula) == 1:
             (literal,) = formula
             found = self.alternatives(literal, kind)
-            return found if len(found) <= 1 else self._joint([found], kind)
+            return found if len(found) <= 1 else self.joint([found], kind)
         ordered = sorted(formula, key=lambda each: (not each.positive, len(each.pointer), each))
         try:
             groups = [self.alternatives(literal, kind) for literal in ordered]
-            return self._joint(groups, kind)
+            return self.joint(groups, kind)
         except TooManyBranches:
             raise self._too_many(ordered[0].pointer if ordered else "") from None
 
@@ -190,7 +170,7 @@ class Reader:
         key = (literal, kind, apart)
         if key in self._known:
             return self._known[key]
-        if literal.positive and not self._may_be(literal.pointer, kind):
+        if literal.positive and kind not in self.kinds.of(literal.pointer):
             return NEITHER
         if key in self._open:
             at = literal.pointer or "/"
@@ -209,48 +189,6 @@ class Reader:
         self._known[key] = found
         return found
 
-    def _may_be(self, pointer: str, kind: str) -> bool:
-        """Whether the `type` of a schema allows a JSON type: what rules most of them out."""
-        return kind in self._kinds_of(pointer)
-
-    def _kinds_of(self, pointer: str) -> Collection[str]:
-        """The JSON types that a schema names or lists at once; all where it does neither."""
-        found = self._named.get(pointer)
-        if found is None:
-            self._named[pointer] = TYPES  # a circle of references rules nothing out
-            found = self._named[pointer] = self._find_kinds(pointer)
-        return found
-
-    def _find_kinds(self, pointer: str) -> Collection[str]:
-        schema = self.document.at(pointer)
-        if not isinstance(schema, dict):
-            return TYPES
-        if self._is_reference(schema):
-            return self._kinds_behind(pointer, schema["$ref"])
-        named = schema.get("type")
-        if isinstance(named, str) and schema.get("nullable") is not True:
-            named = "number" if named == "integer" else named
-            return (named,) if named in TYPES else TYPES
-        if "type" in schema:
-            return TYPES
-        if "const" in schema:
-            return (type_of(schema["const"]),)
-        enum = schema.get("enum")
-        return frozenset(map(type_of, enum)) if isinstance(enum, list) else TYPES
-
-    def _kinds_behind(self, pointer: str, ref: str) -> Collection[str]:
-        try:
-            target = self.document.resolve(pointer, "$ref", ref)
-        except Undecidable:
-            return TYPES
-        return self._kinds_of(target)
-
-    def _is_reference(self, schema: dict[str, Any]) -> bool:
-        """Whether a schema says what another does, and no more."""
-        if not isinstance(schema.get("$ref"), str):
-            return False
-        return len(schema) == 1 or self.document.legacy
-
     def _too_many(self, pointer: str) -> GrammarTooComplex:
         return GrammarTooComplex(
             f"{pointer or '/'}: the schema unfolds into more than "
@@ -264,13 +202,13 @@ class Reader:
         schema = self.document.at(at)
         if isinstance(schema, bool):
             return ALWAYS if schema else NEITHER
-        if isinstance(schema, dict) and self._is_reference(schema):
-            return self._reference(at, "$ref", kind, apart, True)
+        if isinstance(schema, dict) and self.document.is_reference(schema):
+            return self.reference(at, "$ref", kind, apart=apart, positive=True)
         inner = unevaluated.keyword_of(schema, kind)
         groups = self._groups(at, kind, apart or inner is not None, positive=True)
-        found = self._joint(groups, kind)
+        found = self.joint(groups, kind)
         if "not" in schema:
-            found = self._told(found, kind)
+            found = self.told(found, kind)
         return unevaluated.affirmed(self, at, inner, found) if inner else found
 
     def _denial(self, at: str, kind: str) -> Alternatives:
@@ -288,7 +226,7 @@ class Reader:
             return NEITHER if schema else ALWAYS
         groups = self._groups(at, kind, False, positive=False)
         if inner := unevaluated.keyword_of(schema, kind):
-            rest = self._joint(self._groups(at, kind, True, positive=True), kind)
+            rest = self.joint(self._groups(at, kind, True, positive=True), kind)
             groups.append(unevaluated.denied(self, at, inner, rest))
         return optional(unseen(union(groups, self.limits.max_alternatives)))
 
@@ -298,7 +236,7 @@ class Reader:
         if not isinstance(schema, dict):
             raise self.invalid(at, "a schema is an object, true or false")
         if self.document.legacy and "$ref" in schema:
-            return [self._reference(at, "$ref", kind, apart, positive)]
+            return [self.reference(at, "$ref", kind, apart=apart, positive=positive)]
         typed = self._type(at, schema, kind, positive)
         if positive and typed == NEITHER:
             return [NEITHER]
@@ -306,7 +244,7 @@ class Reader:
             return [ALWAYS]
         groups = [typed, *self._listed(at, schema, kind, positive)]
         groups += keywords.groups(self, at, schema, kind, positive)
-        groups += self._applied(at, schema, kind, apart, positive)
+        groups += self._combiner.groups(at, schema, kind, apart, positive)
         return groups
 
     def _type(self, at: str, schema: dict[str, Any], kind: str, positive: bool) -> Alternatives:
@@ -362,9 +300,10 @@ class Reader:
                 groups.append([(NotValues(kept),)] if kept else ALWAYS)
         return groups
 
-    def _reference(
-        self, at: str, keyword: str, kind: str, apart: bool, positive: bool
+    def reference(
+        self, at: str, keyword: str, kind: str, *, apart: bool, positive: bool
     ) -> Alternatives:
+        """What the schema says to which a keyword at a place refers."""
         ref = self.document.at(at)[keyword]
         if keyword == "$recursiveRef" and isinstance(ref, str):
             ref = "#"
@@ -376,80 +315,24 @@ class Reader:
             return [(Poison(unknown.refusal),)]
         return self.alternatives(Literal(target, positive), kind, apart=apart)
 
-    def _applied(
-        self, at: str, schema: dict[str, Any], kind: str, apart: bool, positive: bool
-    ) -> list[Alternatives]:
-        """The keywords that apply schemas to the value itself."""
-        if _APPLYING.isdisjoint(schema):
-            return []
-        groups = [
-            self._reference(at, keyword, kind, apart, positive)
-            for keyword in _REFERENCES
-            if keyword in schema
-        ]
-        if "allOf" in schema:
-            members = self._members(at, schema, "allOf")
-            groups += [self.alternatives(Literal(p, positive), kind, apart=apart) for p in members]
-        if "anyOf" in schema:
-            groups.append(self._any_of(self._members(at, schema, "anyOf"), kind, apart, positive))
-        if "oneOf" in schema:
-            groups.append(self._one_of(self._members(at, schema, "oneOf"), kind, apart, positive))
-        if "not" in schema:
-            inner = self.alternatives(Literal(f"{at}/not", not positive), kind)
-            groups.append(unseen(inner))
-        if "if" in schema and ("then" in schema or "else" in schema or apart):
-            groups.append(self._conditional(at, schema, kind, apart, positive))
-        if kind == "object":
-            groups += self._dependent(at, schema, apart, positive)
-        return groups
-
-    def _members(self, at: str, schema: dict[str, Any], keyword: str) -> list[str]:
-        members = schema[keyword]
-        if not isinstance(members, list) or not members:
-            raise self.invalid(f"{at}/{keyword}", f"{keyword!r} is a list of schemas")
-        return [f"{at}/{keyword}/{i}" for i in range(len(members))]
-
-    def _any_of(self, members: list[str], kind: str, apart: bool, positive: bool) -> Alternatives:
-        limit = self.limits.max_alternatives
-        if not positive:
-            return self._joint([self._no(p, kind) for p in members], kind)
-        if not apart:
-            return union([self.alternatives(Literal(p, True), kind) for p in members], limit)
-        live = [p for p in members if self._yes(p, kind, apart)]
-        if len(live) > _MAX_EXCLUSIVE:
-            raise TooManyBranches
-        found = []
-        for chosen in itertools.product((True, False), repeat=len(live)):
-            if any(chosen):
-                groups = [
-                    self._yes(p, kind, apart) if yes else self._no(p, kind)
-                    for p, yes in zip(live, chosen, strict=True)
-                ]
-                found.append(self._alive(self._joint(groups, kind), kind))
-        return union(found, limit)
-
-    def _yes(self, pointer: str, kind: str, apart: bool) -> Alternatives:
-        return self.alternatives(Literal(pointer, True), kind, apart=apart)
-
-    def _no(self, pointer: str, kind: str) -> Alternatives:
-        return self.alternatives(Literal(pointer, False), kind)
-
-    def _joint(self, groups: list[Alternatives], kind: str) -> Alternatives:
+    def joint(self, groups: list[Alternatives], kind: str) -> Alternatives:
+        """The branches that fulfil one branch of each group, but for the dead."""
         self.spend(sum(map(len, groups)))
         groups = [group for group in groups if group != ALWAYS]
         if len(groups) == 1 and len(groups[0]) <= 1:
             return groups[0]
         return conjunction(
-            groups, self.limits.max_alternatives, lambda found: self._alive(found, kind)
+            groups, self.limits.max_alternatives, lambda found: self.alive(found, kind)
         )
 
-    def _alive(self, found: Alternatives, kind: str) -> Alternatives:
+    def alive(self, found: Alternatives, kind: str) -> Alternatives:
+        """Those of which values may be."""
         self.spend(len(found))
         if len(found) > 1 and not self.document.has_unevaluated:
             found = absorbed(found)
         return [branch for branch in found if not self.merger.is_dead(branch, kind)]
 
-    def _told(self, found: Alternatives, kind: str) -> Alternatives:
+    def told(self, found: Alternatives, kind: str) -> Alternatives:
         """The same; where some can be described, those whose denial cannot are left out of it."""
         refusals = [self._denials(branch, kind) for branch in found]
         if all(refusals) or not any(refusals):
@@ -466,97 +349,3 @@ class Reader:
         if not all(refusal.denial for refusal in refusals):
             return None
         return refusals[0] if refusals else None
-
-    def _one_of(self, members: list[str], kind: str, apart: bool, positive: bool) -> Alternatives:
-        limit = self.limits.max_alternatives
-        live = [p for p in members if self._alive(self._yes(p, kind, apart), kind)]
-        if not positive:
-            none = self._joint([self._no(p, kind) for p in live], kind)
-            pairs = [
-                self._joint([self._yes(p, kind, apart), self._yes(q, kind, apart)], kind)
-                for p, q in itertools.combinations(live, 2)
-                if not self._are_disjoint(p, q, kind)
-            ]
-            return union([none, *pairs], limit)
-        found = []
-        for p in live:
-            others = [q for q in live if q != p and not self._are_disjoint(p, q, kind)]
-            yes = self._yes(p, kind, apart)
-            found.append(self._alone(p, yes, [self._no(q, kind) for q in others], kind))
-        return union(found, limit)
-
-    def _alone(
-        self, at: str, yes: Alternatives, denied: list[Alternatives], kind: str
-    ) -> Alternatives:
-        """The branches of a member of oneOf in which no other member holds."""
-        if not denied:
-            return yes
-        groups = [yes, *sorted(denied, key=len)]
-        if math.prod(map(len, groups)) <= _MAX_ALONE or self.document.has_unevaluated:
-            return self._told(self._alive(self._joint(groups, kind), kind), kind)
-        found = yes
-        for group in groups[1:]:
-            self.spend(len(found) * len(group) // 8)
-            found = self._shortest(at, conjunction([found, group], 1 << 16), kind)
-        return self._told(found, kind)
-
-    def _shortest(self, at: str, found: Alternatives, kind: str) -> Alternatives:
-        """The branches that say least, up to a number."""
-        kept: Alternatives = []
-        for branch in absorbed(found):
-            if self.merger.is_dead(branch, kind):
-                continue
-            kept.append(branch)
-            if len(kept) == _MAX_KEPT:
-                why = "of the many ways in which only one member holds, some are left out"
-                refusal = Refusal(at, "oneOf", why, "say 'anyOf'", denial=True)
-                return [*kept, (Untold(refusal, whole=False),)]
-        return kept
-
-    def _are_disjoint(self, p: str, q: str, kind: str) -> bool:
-        one, other = sorted((Literal(p, True), Literal(q, True)))
-        key = (one, other, kind)
-        if key not in self._disjoint:
-            pairs = itertools.product(self.alternatives(one, kind), self.alternatives(other, kind))
-            self.spend(len(self.alternatives(one, kind)) * len(self.alternatives(other, kind)))
-            self._disjoint[key] = all(
-                self.merger.is_dead(branch, kind)
-                for left, right in pairs
-                for branch in conjunction([[left], [right]], 1)
-            )
-        return self._disjoint[key]
-
-    def _conditional(
-        self, at: str, schema: dict[str, Any], kind: str, apart: bool, positive: bool
-    ) -> Alternatives:
-        limit = self.limits.max_alternatives
-        yes = self._yes(f"{at}/if", kind, apart)
-        no = self._no(f"{at}/if", kind)
-
-        def outcome(keyword: str) -> Alternatives:
-            if keyword not in schema:
-                return ALWAYS if positive else NEITHER
-            return self.alternatives(Literal(f"{at}/{keyword}", positive), kind, apart=apart)
-
-        parts = [([yes, outcome("then")]), ([no, outcome("else")])]
-        found = [self._alive(self._joint(groups, kind), kind) for groups in parts]
-        return union([self._told(each, kind) for each in found] if positive else found, limit)
-
-    def _dependent(
-        self, at: str, schema: dict[str, Any], apart: bool, positive: bool
-    ) -> list[Alternatives]:
-        groups = []
-        for keyword in ("dependentSchemas", "dependencies"):
-            members = schema.get(keyword, {})
-            if not isinstance(members, dict):
-                raise self.invalid(f"{at}/{keyword}", f"{keyword!r} maps keys to schemas")
-            for name, inner in members.items():
-                if isinstance(inner, list | str):
-                    continue
-                pointer = f"{at}/{keyword}/{escape(name)}"
-                then = self.alternatives(Literal(pointer, positive), "object", apart=apart)
-                there: Alternatives = [(Required(name),)]
-                met = self._joint([there, then], "object")
-                absent: Alternatives = [(Property(name, NEVER, seen=False),)]
-                groups.append([*absent, *met] if positive else met)
-        return groups

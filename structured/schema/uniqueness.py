@@ -36,9 +36,9 @@ class Plan:
     refusals: tuple[Refusal, ...] = ()
 
 
-def plan(schema: Any, *, whole: bool) -> Plan:
-    """Take `uniqueItems` out of a written schema, and tell how it is kept."""
-    if '"uniqueItems"' not in json.dumps(schema):
+def plan(schema: Any, text: str, *, whole: bool) -> Plan:
+    """Take `uniqueItems` out of a written schema, whose JSON is `text`, and tell how it is kept."""
+    if '"uniqueItems"' not in text:
         return Plan(schema)
     table = _Table(schema)
     try:

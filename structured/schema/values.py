@@ -6,8 +6,10 @@ import json
 import math
 from decimal import Decimal
 from fractions import Fraction
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
+_NUMBERS = (int, float)
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
@@ -17,10 +19,10 @@ def type_of(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return "boolean"
-    if isinstance(value, int | float):
-        return "number"
     if isinstance(value, str):
         return "string"
+    if isinstance(value, _NUMBERS):
+        return "number"
     return "array" if isinstance(value, list) else "object"
 
 
@@ -47,6 +49,8 @@ def canonical(value: Any) -> Any:
 
 def identity(value: Any) -> str:
     """A text that is the same for equal values and for no others."""
+    if isinstance(value, str):  # what most values are, at a tenth of the price
+        return encode_basestring_ascii(value)
     return json.dumps(canonical(value), ensure_ascii=True, separators=(",", ":"))
 
 

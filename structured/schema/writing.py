@@ -32,6 +32,7 @@ from plait.structured.schema.shapes import (
 from plait.structured.schema.values import TYPES
 
 _SHORT = 120  # bytes of a definition that is copied rather than referred to
+_MEASURED = 32  # definitions at once
 _REF = "#/$defs/"
 _DOUBLE_INT = 2**53  # to here each whole number is a double
 _INT64 = Fraction(2**63 - 1024)  # the last double of 64 bits
@@ -60,6 +61,9 @@ class Writer:
         self._names: dict[Formula, str] = {}
         self._written: dict[str, Any] = {}
         self._waiting: list[Formula] = []
+        self._referred: list[str] = []  # by what is being written
+        self._references: dict[str, list[str]] = {}  # by each definition
+        self.text = ""  # what was written, as JSON
         self.refusals: dict[Refusal, None] = {}
         self.narrowed: dict[Refusal, None] = {}  # what is left out of what was written
         self.open_objects: dict[str, None] = {}  # pointers of objects that allow unnamed keys
@@ -69,21 +73,31 @@ class Writer:
         if self._reader.is_empty(formula):
             self._no_document()
         root = self._refer(formula)
-        size = 0
+        self._references["root"] = self._referred
+        size, fresh = 0, []
         while self._waiting:
             each = self._waiting.pop()
-            body = self._define(each)
-            self._written[self._names[each]] = body
-            size += len(json.dumps(body))
-            self._check_size(size)
+            name = self._names[each]
+            self._references[name] = self._referred = []
+            self._written[name] = body = self._define(each)
+            fresh.append(body)
+            if len(fresh) == _MEASURED or not self._waiting:
+                size += len(json.dumps(fresh))
+                fresh.clear()
+                self._check_size(size)
         schemas = {"root": root, **self._written}
         barren = _barren(self._written)
         if not self.refusals and _leads_to(root, barren):
             if not self.narrowed:
                 self._no_document()
             self.refusals |= self.narrowed
-        written = _assembled(_pruned(schemas, barren))
-        if len(json.dumps(written)) > self._reader.limits.max_written_bytes:
+        references = self._references
+        if barren:
+            schemas = _pruned(schemas, barren)
+            references = {name: _references(schema) for name, schema in schemas.items()}
+        written = _assembled(schemas, references)
+        self.text = json.dumps(written)
+        if len(self.text) > self._reader.limits.max_written_bytes:
             self._check_size(1 << 60)
         return written
 
@@ -110,7 +124,9 @@ class Writer:
         if formula not in self._names:
             self._names[formula] = f"d{len(self._names)}"
             self._waiting.append(formula)
-        return {"$ref": _REF + self._names[formula]}
+        name = self._names[formula]
+        self._referred.append(name)
+        return {"$ref": _REF + name}
 
     def _define(self, formula: Formula) -> Any:
         try:
@@ -150,7 +166,12 @@ class Writer:
             yield {"type": bare[0] if len(bare) == 1 else bare}
         if listed:
             originals = self._reader.originals
-            yield {"enum": [originals.get(t, json.loads(t)) for t in dict.fromkeys(listed)]}
+            yield {
+                "enum": [
+                    originals[text] if text in originals else json.loads(text)
+                    for text in dict.fromkeys(listed)
+                ]
+            }
         for kind, shape in shapes:
             if free.get(kind) == kind or isinstance(shape, (Listed, *_UNSAID)):
                 continue
@@ -352,8 +373,6 @@ def _leads_to(schema: Any, barren: set[str]) -> bool:
 
 def _pruned(schemas: dict[str, Any], barren: set[str]) -> dict[str, Any]:
     """The same without ways into barren definitions, on which output could not end."""
-    if not barren:
-        return schemas
 
     def prune(schema: Any) -> Any:
         if not isinstance(schema, dict):
@@ -378,9 +397,8 @@ def _short_of_barren(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _assembled(schemas: dict[str, Any]) -> Any:
+def _assembled(schemas: dict[str, Any], references: dict[str, list[str]]) -> Any:
     """The root with definitions put in place, and the others under `$defs`."""
-    references = {name: _references(schema) for name, schema in schemas.items()}
     uses = Counter(name for names in references.values() for name in names)
     looped = _looped(references)
     place = {
@@ -399,7 +417,7 @@ def _assembled(schemas: dict[str, Any]) -> Any:
 
     root = put(schemas["root"])
     kept = {n: put(s) for n, s in schemas.items() if n != "root" and n not in place}
-    reachable = _reachable(root, kept)
+    reachable = _reachable(root, kept) if kept else ()
     if reachable:
         root = {"$defs": {n: s for n, s in kept.items() if n in reachable}, **root}
     return root

@@ -55,6 +55,30 @@ SHAPES = {
         },
         "$ref": "#/definitions/task",
     },
+    "one definition behind several references": {
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "description": "what it is called"},
+                    "left": {"$ref": "#/$defs/node"},
+                    "right": {"$ref": "#/$defs/other", "description": "the other one"},
+                },
+                "required": ["name"],
+                "additionalProperties": False,
+            },
+            "other": {"$ref": "#/$defs/node"},
+        },
+        "type": "object",
+        "properties": {
+            "first": {"$ref": "#/$defs/node"},
+            "second": {"$ref": "#/$defs/other"},
+            "third": {"oneOf": [{"$ref": "#/$defs/other"}, {"type": "string"}]},
+            "text": {"type": "string"},
+            "short": {"type": "string", "maxLength": 2},
+        },
+        "additionalProperties": {"type": "string", "title": "anything else"},
+    },
     "the same list in many places": {
         "definitions": {"paths": {"type": "array", "uniqueItems": True}},
         "type": "object",
