@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
 from plait.platform.errors import GrammarTooComplex, InternalError, PlaitError
@@ -26,6 +26,8 @@ from plait.structured.vocabulary import Vocabulary
 
 _NICE = 5  # steps come first, but a busy machine must not starve a compile past its limit
 _SELF_DESTRUCT_S = 1.0  # beyond the limit at which the pool kills it
+_UNTIDY = 10_000  # objects that may be left behind before they are looked through
+_TIDIED_WHOLLY_EVERY = 32  # such looks: mostly those that are new are enough
 
 
 def main() -> int:
@@ -51,6 +53,7 @@ class Worker:
         self._start = start
         self._compilers: dict[str, Compiler] = {}
         self._ready_bytes = 0
+        self._num_tidied = 0
 
     def serve(self) -> None:
         """Answer frame after frame."""
@@ -62,6 +65,7 @@ class Worker:
                 _silence()
             elif isinstance(message, frames.Job):
                 frames.send(self._link, self._answer(message))
+                self._tidy()
 
     def _learn(self, message: frames.Learn) -> None:
         _limit_memory(None)
@@ -70,10 +74,17 @@ class Worker:
         compiler.warm()
         # What is loaded by now stays: a collection that looks at it costs more than a compile.
         gc.freeze()
-        gc.set_threshold(50_000, 50, 50)
+        gc.disable()
         self._compilers[message.digest] = compiler
         self._ready_bytes = _address_space_bytes()
         _limit_memory(self._ready_bytes + self._start.memory_bytes)
+
+    def _tidy(self) -> None:
+        """Collect what jobs have left behind, now that nobody waits for it."""
+        if gc.get_count()[0] < _UNTIDY:
+            return
+        self._num_tidied += 1
+        gc.collect(1 if self._num_tidied % _TIDIED_WHOLLY_EVERY else 2)
 
     def _answer(self, job: frames.Job) -> frames.Done | frames.Refused:
         # The alarm's default action ends the process even inside C++ code, whether or not the
@@ -135,10 +146,16 @@ def _silence() -> None:
     os.close(null)
 
 
+@lru_cache(maxsize=1)
+def _statm() -> int:
+    """Opened once: it is looked at after each job."""
+    return os.open("/proc/self/statm", os.O_RDONLY)
+
+
 def _address_space_bytes() -> int:
     """What counts against RLIMIT_AS; 0 where the system does not tell."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        pages = int(os.pread(_statm(), 64, 0).split()[0])
     except (OSError, ValueError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")

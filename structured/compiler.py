@@ -9,7 +9,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any, Protocol
 
-from plait.platform.errors import BadRequest, GrammarTooComplex, InvalidGrammar, InvalidSchema
+from plait.platform.errors import BadRequest, GrammarTooComplex, InvalidGrammar
 from plait.structured import backends
 from plait.structured.spec import CompiledGrammar, GrammarKind, GrammarSpec
 from plait.structured.trial import Clock, Trial
@@ -66,7 +66,8 @@ class Compiler:
         from plait.structured.router import route
 
         try:
-            json.dumps(spec.content, ensure_ascii=False).encode()  # half a pair cannot be written
+            if spec.kind is not GrammarKind.JSON_SCHEMA:  # which is read anyway
+                json.dumps(spec.content, ensure_ascii=False).encode()  # not half a pair
             return self.compile_route(route(spec, build=False))
         except BadRequest as error:
             error.param = error.param or spec.param
@@ -74,8 +75,7 @@ class Compiler:
         except RecursionError:
             raise GrammarTooComplex("it is nested too deeply", param=spec.param) from None
         except UnicodeError:
-            error_class = InvalidSchema if spec.kind is GrammarKind.JSON_SCHEMA else InvalidGrammar
-            raise error_class("it has half a surrogate pair", param=spec.param) from None
+            raise InvalidGrammar("it has half a surrogate pair", param=spec.param) from None
 
     def compile_route(self, route: Routed) -> CompiledGrammar:
         """Compile what has been routed."""

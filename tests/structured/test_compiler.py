@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import socket
 import subprocess
 import sys
+import weakref
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +16,9 @@ from support.grammars import accepts, compact, vocabulary
 from plait.platform.errors import BadRequest, GrammarTooComplex, InvalidGrammar, Unsupported
 from plait.structured import backends
 from plait.structured import compiler as compiling
+from plait.structured.compile_worker import Worker
 from plait.structured.compiler import Compiler, compile_route
+from plait.structured.frames import Start
 from plait.structured.matcher import MatcherStore
 from plait.structured.spec import GrammarKind, GrammarSpec
 
@@ -166,3 +171,39 @@ def test_megabytes_of_forced_text_are_refused_or_asked_for_once(compiler):
         assert one.accept(token)
     assert one.forced_tokens(4)
     assert one.forced_tokens(4) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        (GrammarKind.JSON_SCHEMA, {"const": "\ud800"}),
+        (GrammarKind.REGEX, "\ud800"),
+        (GrammarKind.CHOICE, ["\ud800"]),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_by_name(compiler, kind, content):
+    with pytest.raises(BadRequest, match="half a surrogate pair") as raised:
+        compiler.compile(GrammarSpec(kind=kind, content=content, param="there"))
+    assert raised.value.param == "there"
+
+
+def test_a_worker_collects_what_jobs_left_once_it_is_much():
+    class Left:
+        def __init__(self) -> None:
+            self.itself = self
+
+    link, theirs = socket.socketpair()
+    with link, theirs:
+        worker = Worker(link, Start(memory_bytes=1 << 30, wall_limit_s=2.0))
+        gc.collect()
+        gc.disable()
+        try:
+            left = weakref.ref(Left())
+            worker._tidy()
+            assert left() is not None
+            much = [[] for _ in range(20_000)]
+            worker._tidy()
+            assert left() is None
+            assert much
+        finally:
+            gc.enable()
