@@ -8,8 +8,6 @@ given up. Requests wait here; the engine never does.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 import threading
 import time
@@ -20,11 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from plait.platform.errors import BadRequest, Overloaded, by_code
-from plait.structured import backends, frames
-from plait.structured.cache import DiskCache, MemoryCache
+from plait.platform.errors import Overloaded, by_code
+from plait.structured import frames
+from plait.structured.cache import DiskCache
+from plait.structured.crew import Crew
+from plait.structured.outcomes import Outcomes
 from plait.structured.spec import CompiledGrammar
 from plait.structured.work import (
     FairQueue,
@@ -35,16 +33,13 @@ from plait.structured.work import (
     job_of,
     too_complex,
 )
-from plait.structured.worker import CompileWorker, Died, TookTooLong, WorkerLimits, WorkerLost
+from plait.structured.worker import CompileWorker, Died, TookTooLong, WorkerLimits
 
 if TYPE_CHECKING:
     from plait.structured.spec import GrammarSpec
     from plait.structured.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
-
-_NUM_STARTS = 3  # of a worker, until the compiler counts as broken
-_REFUSAL_BYTES = 4096  # what a kept refusal counts for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +89,8 @@ class CompilePool:
         self._limits = WorkerLimits(
             wall_limit_s=self._settings.wall_limit_s, memory_bytes=self._settings.memory_bytes
         )
-        self._compiled: MemoryCache[CompiledGrammar] = MemoryCache(self._settings.cache_bytes)
-        self._refused: MemoryCache[tuple[frames.Refused, float]] = MemoryCache(4 << 20)
-        self._disk = self._open_disk()
-        self._version = _version()
+        self._crew = Crew(vocabulary, self._limits, has_spare=self._settings.has_spare)
+        self._outcomes = _outcomes(self._settings)
         self._lock = threading.Condition()
         self._pending: dict[str, Work] = {}
         self._queue = FairQueue()
@@ -106,14 +99,7 @@ class CompilePool:
         self._seconds = 0.0
         self._threads: list[threading.Thread] = []
         self._reader: ThreadPoolExecutor | None = None
-        self._workers: set[CompileWorker] = set()
-        self._spare: CompileWorker | None = None
-        self._spare_thread: threading.Thread | None = None
         self._closed = False
-
-    def _open_disk(self) -> DiskCache | None:
-        folder = self._settings.cache_dir
-        return DiskCache(folder, budget_bytes=self._settings.disk_bytes) if folder else None
 
     # --- for those who want a grammar ---
 
@@ -156,15 +142,10 @@ class CompilePool:
         with self._lock:
             self._closed = True
             self._lock.notify_all()
-            workers = [*self._workers, *([self._spare] if self._spare else [])]
-            self._workers.clear()
-            self._spare = None
             threads, self._threads = self._threads, []
-            threads += [self._spare_thread] if self._spare_thread else []
         if self._reader is not None:
             self._reader.shutdown()
-        for worker in workers:
-            worker.kill()
+        self._crew.close()
         for thread in threads:
             thread.join()
         for work in list(self._pending.values()):
@@ -178,21 +159,19 @@ class CompilePool:
                 counts=dict(self._counts),
                 compile_seconds=self._seconds,
                 num_pending=len(self._pending),
-                cache_bytes=self._compiled.num_bytes,
+                cache_bytes=self._outcomes.num_bytes,
             )
 
     @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers, the spare last."""
-        with self._lock:
-            spare = [self._spare] if self._spare else []
-            return [worker.pid for worker in [*self._workers, *spare]]
+        return self._crew.pids
 
-    # --- caches and single flight ---
+    # --- what is known, and single flight ---
 
     def _submit(self, spec: GrammarSpec, tenant: str, vocabulary: Vocabulary) -> Future[Outcome]:
         job = job_of(spec, vocabulary)
-        key = self._key(job)
+        key = self._outcomes.key(job)
         self.start()
         with self._lock:
             known = self._known(key, spec.param)
@@ -207,15 +186,15 @@ class CompilePool:
         return work.outcome
 
     def _known(self, key: str, param: str) -> Future[Outcome] | None:
-        compiled = self._compiled.get(key)
+        compiled = self._outcomes.compiled(key)
         if compiled is not None:
             self._counts["hits_memory"] += 1
             return _done(compiled)
-        flight = flight_key(key, param)
-        refused = self._refused.get(flight)
-        if refused is not None and refused[1] > time.monotonic():
+        refused = self._outcomes.refused(key, param)
+        if refused is not None:
             self._counts["hits_refused"] += 1
-            return _done(refused[0])
+            return _done(refused)
+        flight = flight_key(key, param)
         if flight in self._pending:
             self._counts["hits_pending"] += 1
             return self._pending[flight].outcome
@@ -229,8 +208,8 @@ class CompilePool:
             raise Overloaded("too many grammars of this API key wait to be compiled; retry shortly")
 
     def _look_up(self, work: Work) -> None:
-        """On the reader's thread: from disk, or on to the workers. The disk raises nothing."""
-        found = self._from_disk(work.key)
+        """On the reader's thread: from disk, or on to the workers."""
+        found = self._outcomes.read(work.key)
         if found is not None:
             with self._lock:
                 self._counts["hits_disk"] += 1
@@ -240,23 +219,10 @@ class CompilePool:
             self._queue.put(work)
             self._lock.notify()
 
-    def _from_disk(self, key: str) -> CompiledGrammar | None:
-        content = self._disk.get(key) if self._disk else None
-        if content is None:
-            return None
-        try:
-            return msgspec.msgpack.decode(content, type=CompiledGrammar)
-        except msgspec.MsgspecError:
-            return None
-
     def _settle(self, work: Work, outcome: Outcome) -> None:
         """Keep an outcome and hand it to all who wait."""
         flight = flight_key(work.key, work.job.param)
-        if isinstance(outcome, CompiledGrammar):
-            self._compiled.put(work.key, outcome, len(outcome.payload) + 512)
-        elif issubclass(by_code(outcome.code), BadRequest):
-            until = time.monotonic() + self._settings.refusals_kept_s
-            self._refused.put(flight, (outcome, until), _REFUSAL_BYTES)
+        self._outcomes.keep(work.key, work.job.param, outcome)
         with self._lock:
             if self._pending.get(flight) is not work:
                 return
@@ -266,15 +232,10 @@ class CompilePool:
                 del self._tenants[work.tenant]
         work.outcome.set_result(outcome)
 
-    def _key(self, job: frames.Job) -> str:
-        """Over all that decides the outcome, but for the field that errors name."""
-        content = [self._version, job.digest, job.kind, job.content, job.strict, job.options]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
     # --- a worker's thread ---
 
     def _run(self) -> None:
-        worker = self._ready(None)
+        worker = self._crew.ready(None)
         while True:
             with self._lock:
                 while not self._closed and not self._queue:
@@ -293,14 +254,13 @@ class CompilePool:
 
     def _serve(self, work: Work, worker: CompileWorker | None) -> CompileWorker | None:
         """Compile one; returns the worker to go on with."""
-        worker = self._ready(worker)
+        worker = self._crew.ready(worker)
         began = time.monotonic()
         outcome, worker = self._asked(work, worker)
         self._note(outcome, time.monotonic() - began)
         self._settle(work, outcome)
-        if isinstance(outcome, CompiledGrammar) and self._disk is not None:
-            self._disk.put(work.key, msgspec.msgpack.encode(outcome))
-        return self._ready(worker)
+        self._outcomes.write(work.key, outcome)
+        return self._crew.ready(worker)
 
     def _asked(
         self, work: Work, worker: CompileWorker | None
@@ -316,94 +276,26 @@ class CompilePool:
                 worker.learn(work.vocabulary)
                 answer = worker.compile(work.job)
             except TookTooLong as error:
-                self._drop(worker)
+                self._crew.drop(worker)
                 self._count("killed_time")
                 if error.starting:
                     return internal("the grammar compiler takes too long to start", work), None
                 text = f"compiling takes longer than {self._limits.wall_limit_s:g} s"
                 return too_complex(text, work), None
             except Died as error:
-                self._drop(worker)
+                self._crew.drop(worker)
                 if not is_last and error.from_outside:
                     self._count("killed_outside")
-                    worker = self._ready(None)
+                    worker = self._crew.ready(None)
                     continue
                 self._count("crashed")
                 return too_complex("the compiler crashed on it or ran out of memory", work), None
             if answer.retire:
                 self._count("retired")
-                self._drop(worker)
+                self._crew.drop(worker)
             kept = None if answer.retire else worker
             return (answer.grammar if isinstance(answer, frames.Done) else answer), kept
         raise AssertionError("the last try returns")
-
-    def _ready(self, worker: CompileWorker | None) -> CompileWorker | None:
-        """The worker if it is good for more, else the spare or a new one; None if none starts."""
-        if worker is not None and worker.alive and not worker.is_full:
-            return worker
-        if worker is not None:
-            self._drop(worker)
-        for _ in range(_NUM_STARTS):
-            fresh = self._started()
-            if fresh is not None:
-                self._renew_spare()
-                return fresh
-        return None
-
-    def _started(self) -> CompileWorker | None:
-        """The spare or a new worker, ready; None if it does not start, or the pool is closed."""
-        with self._lock:
-            fresh, self._spare = self._spare, None
-        try:
-            fresh = fresh or CompileWorker(self._limits)
-        except (WorkerLost, OSError) as error:
-            log.warning("a grammar worker did not start: %r", error)
-            return None
-        return self._taught(fresh)
-
-    def _taught(self, fresh: CompileWorker) -> CompileWorker | None:
-        """A worker that knows the vocabulary and that `close` knows of; None if it has died."""
-        with self._lock:
-            self._workers.add(fresh)
-            closed = self._closed
-        try:
-            if not closed:
-                fresh.learn(self._vocabulary)
-                if fresh.alive:
-                    return fresh
-        except (WorkerLost, OSError) as error:
-            if not self._closed:
-                log.warning("a grammar worker did not start: %r", error)
-        self._drop(fresh)
-        return None
-
-    def _drop(self, worker: CompileWorker) -> None:
-        with self._lock:
-            self._workers.discard(worker)
-        worker.kill()
-
-    def _renew_spare(self) -> None:
-        """On a thread of its own, for its libraries take a while to load."""
-        with self._lock:
-            if self._closed or not self._settings.has_spare or self._spare is not None:
-                return
-            if self._spare_thread is not None and self._spare_thread.is_alive():
-                return
-            self._spare_thread = threading.Thread(
-                target=self._make_spare, daemon=True, name="grammar-spare"
-            )
-            self._spare_thread.start()
-
-    def _make_spare(self) -> None:
-        try:
-            spare = self._taught(CompileWorker(self._limits))
-        except (WorkerLost, OSError):
-            return
-        with self._lock:
-            if spare is None or self._closed:  # `close` has killed it
-                return
-            self._workers.discard(spare)
-            self._spare = spare
 
     def _note(self, outcome: Outcome, seconds: float) -> None:
         compiled = isinstance(outcome, CompiledGrammar)
@@ -416,6 +308,15 @@ class CompilePool:
     def _count(self, what: str) -> None:
         with self._lock:
             self._counts[what] += 1
+
+
+def _outcomes(settings: PoolSettings) -> Outcomes:
+    folder = settings.cache_dir
+    return Outcomes(
+        cache_bytes=settings.cache_bytes,
+        refusals_kept_s=settings.refusals_kept_s,
+        disk=DiskCache(folder, budget_bytes=settings.disk_bytes) if folder else None,
+    )
 
 
 def _given(outcome: Outcome, vocabulary: Vocabulary) -> CompiledGrammar:
@@ -432,14 +333,3 @@ def _done(outcome: Outcome) -> Future[Outcome]:
     future: Future[Outcome] = Future()
     future.set_result(outcome)
     return future
-
-
-def _version() -> str:
-    """Changes with the libraries and with each line of ours that decides what is compiled."""
-    digest = hashlib.sha256()
-    for name in backends.NAMES:
-        digest.update(f"{name} {backends.version(name)}\n".encode())
-    folder = Path(__file__).parent
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()
