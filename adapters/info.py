@@ -66,6 +66,7 @@ class AdapterInfo:
     has_dora: bool = False  # it cannot be combined with other adapters
     num_bytes: int = 0  # host memory
     device_bytes: int = 0  # once placed by the executor
+    device_dtype: str = ""  # of its low-rank weights there
     base_model: str = ""  # that its config names
 
 

@@ -45,7 +45,7 @@ from plait.platform.errors import AdapterStorageFailed, InvalidAdapter
 SitesOf = ModelSites | Callable[[PeftConfig, SafetensorsHeader], ModelSites]
 
 
-def load_adapter(
+def load_adapter(  # noqa: PLR0913 (each is said once, at start)
     generation: str,
     directory: Path,
     sites: ModelSites,
@@ -53,8 +53,11 @@ def load_adapter(
     max_rank: int,
     allow_zero_delta: bool = False,
     base_weight: BaseWeight | None = None,
+    device_dtype: str = "",
 ) -> Adapter:
     """Read the adapter of `generation` from its directory, whole or not at all.
+
+    `device_dtype` is what it says of itself that its low-rank weights are kept as where it runs.
 
     PEFT saves an embedding's or head's base weight beside its LoRA. Given `base_weight`, what is
     as in the base is dropped, and a few changed rows are kept as rows; else it is kept whole.
@@ -71,7 +74,7 @@ def load_adapter(
     adapter = _make(generation, files, max_rank, base_weight)
     if adapter.info.changes_nothing and not allow_zero_delta:
         raise InvalidAdapter(CHANGES_NOTHING, report=adapter.info.report)
-    return adapter
+    return replace(adapter, info=replace(adapter.info, device_dtype=device_dtype))
 
 
 def inspect_adapter(directory: Path, sites: SitesOf, *, max_rank: int) -> Adapter:

@@ -55,7 +55,9 @@ bool is_worth_threads(const LoraArgs& args) {
   for (size_t i = 0; i < args.num_segments; ++i) {
     const LoraSegment& segment = args.segments[i];
     const size_t read = (args.x == nullptr ? 0 : lora_a_bytes(segment)) + lora_b_bytes(segment);
-    flops += 2 * read / element_size(segment.type) * (segment.end - segment.start);
+    const size_t a_values = static_cast<size_t>(segment.leaf.inputs * segment.leaf.ranks);
+    const size_t values = lora_values(segment) - (args.x == nullptr ? a_values : 0);
+    flops += 2 * values * (segment.end - segment.start);
     bytes += read;
   }
   return flops > kGrainFlops || bytes > kGrainBytes;
@@ -64,9 +66,9 @@ bool is_worth_threads(const LoraArgs& args) {
 const char* weights_of(const LoraSegment& segment) { return segment.weights + segment.leaf.a; }
 
 void run_item(const LoraKernels& kernels, const LoraArgs& args, const Item& item, const Item* next,
-              size_t most_ranks) {
+              size_t t_stride) {
   const size_t inputs = item.rows * lora_widened_inputs(args);
-  const size_t needed = inputs + lora_t_floats(item.rows, most_ranks);
+  const size_t needed = inputs + item.rows * t_stride;
   if (scratch_buffer.size() < needed) scratch_buffer.resize(needed);
   LoraJob job = make_lora_job(kernels, args, item.row, item.rows, scratch_buffer.data());
   job.t = scratch_buffer.data() + inputs;
@@ -85,18 +87,31 @@ void run_item(const LoraKernels& kernels, const LoraArgs& args, const Item& item
 
 }  // namespace
 
-LoraKernels lora_kernels_plain() { return make_lora_kernels<PlainVec>(); }
+LoraKernels lora_kernels_plain() { return make_lora_kernels<PlainCodes>(); }
 
 size_t lora_a_bytes(const LoraSegment& segment) {
-  return static_cast<size_t>(segment.leaf.inputs * segment.leaf.ranks) * element_size(segment.type);
+  const auto ranks = static_cast<size_t>(segment.leaf.ranks);
+  const auto inputs = static_cast<size_t>(segment.leaf.inputs);
+  const size_t factors = segment.type == LoraType::kInt8 ? ranks * sizeof(float) : 0;
+  return factors + ranks * lora_row_bytes(segment.type, inputs);
 }
 
 size_t lora_b_bytes(const LoraSegment& segment) {
-  int64_t values = 0;
+  size_t bytes = 0;
+  for (int64_t p = 0; p < segment.leaf.num_parts; ++p) {
+    const LoraPart& part = segment.parts[p];
+    bytes += static_cast<size_t>(part.outputs) *
+             lora_row_bytes(segment.type, static_cast<size_t>(part.rank));
+  }
+  return bytes;
+}
+
+size_t lora_values(const LoraSegment& segment) {
+  int64_t values = segment.leaf.inputs * segment.leaf.ranks;
   for (int64_t p = 0; p < segment.leaf.num_parts; ++p) {
     values += segment.parts[p].outputs * segment.parts[p].rank;
   }
-  return static_cast<size_t>(values) * element_size(segment.type);
+  return static_cast<size_t>(values);
 }
 
 size_t lora_widened_inputs(const LoraArgs& args) {
@@ -134,16 +149,16 @@ LoraJob make_lora_job(const LoraKernels& kernels, const LoraArgs& args, size_t r
 void lora(const LoraKernels& kernels, const LoraArgs& args, const ParallelFor& parallel_for) {
   std::vector<Item>& items = items_buffer;
   find_items(args, items);
-  size_t most_ranks = 0;
+  size_t t_stride = 0;
   for (size_t i = 0; i < args.num_segments; ++i) {
-    most_ranks = std::max(most_ranks, static_cast<size_t>(args.segments[i].leaf.ranks));
+    t_stride = std::max(t_stride, lora_t_stride(args.segments[i].type, args.segments[i].leaf));
   }
   // Items differ in size, so threads take one after the other rather than equal shares.
   std::atomic<size_t> taken{0};
   const size_t count = items.size();
   const Body run = [&](size_t, size_t) {
     for (size_t i = taken++; i < count; i = taken++) {
-      run_item(kernels, args, items[i], i + 1 < count ? &items[i + 1] : nullptr, most_ranks);
+      run_item(kernels, args, items[i], i + 1 < count ? &items[i + 1] : nullptr, t_stride);
     }
   };
   if (count > 1 && is_worth_threads(args)) {

@@ -13,12 +13,21 @@
 //   fp32   [tile][k][16]
 //   bf16   [tile][k / 2][16][2], and [16] for the last k of an odd number
 //
+//   int8   [tile][k / 2][16][2], with a zero for the last partner of an odd number
+//
 // So nothing is padded, and one row's work reads the leaf from front to back, once. Kernels load
 // whole vectors and ignore what lies beyond a narrow tile; 64 bytes follow the last value for that.
 //
+// In int8, a's codes follow fp32 factors, one for each rank: a row of a and a column of b have a
+// scale each, and t takes both at once. Inputs and t become whole numbers too, of 16 bits with a
+// scale for every 256 of them, and products are summed exactly:
+//
+//   t = factor · Σ groups (scale · Σ code · x)       b · t = Σ groups (scale · Σ code · t)
+//
 // The order of summation. t is four chains of fused multiply-adds, chain c over the inputs c, c +
-// 4, c + 8, …, added as (0 + 1) + (2 + 3); b · t is one chain. No chain depends on the number of
-// rows, their blocking, or the threads. Only different instruction sets may differ.
+// 4, c + 8, …, added as (0 + 1) + (2 + 3); b · t is one chain. In int8 both are one chain over the
+// groups. No chain depends on the number of rows, their blocking, or the threads. Only different
+// instruction sets may differ.
 
 #pragma once
 
@@ -30,7 +39,20 @@
 namespace plait {
 
 constexpr size_t kLoraChains = 4;
-constexpr size_t kLoraSlack = 64;  // bytes after the last weight
+constexpr size_t kLoraSlack = 64;   // bytes after the last weight
+constexpr size_t kCodeGroup = 256;  // inputs, or ranks of a part, that share a scale in int8
+
+// Of an adapter's weights.
+enum class LoraType : uint8_t { kFloat32, kBfloat16, kInt8 };
+
+constexpr size_t lora_even(size_t n) { return (n + 1) / 2 * 2; }
+
+// Of so many values in a row of a matrix.
+constexpr size_t lora_row_bytes(LoraType type, size_t values) {
+  return type == LoraType::kFloat32    ? 4 * values
+         : type == LoraType::kBfloat16 ? 2 * values
+                                       : lora_even(values);
+}
 
 // Rows of the tables, as int64 values; offsets are bytes from the start of the weights.
 struct LoraLeaf {
@@ -56,7 +78,7 @@ struct LoraSegment {
   size_t start;
   size_t end;
   const char* weights;
-  Element type;  // of the weights
+  LoraType type;
   LoraLeaf leaf;
   const LoraPart* parts;
   double scale;  // the request's own
@@ -88,14 +110,20 @@ struct LoraJob {
   void* out;  // of the first row
   Element out_type;
   size_t out_stride;
-  float* t;          // lora_t_floats() values: what shrink computes and expand reads
+  float* t;          // lora_t_stride() values a row: what shrink computes and expand reads
   const char* next;  // weights that are needed after these, or null
 };
 
 constexpr size_t lora_rank_stride(size_t ranks) {
   return (ranks + kTileOutputs - 1) / kTileOutputs * kTileOutputs;
 }
-constexpr size_t lora_t_floats(size_t rows, size_t ranks) { return rows * lora_rank_stride(ranks); }
+
+// Values of t of a row. In int8 its codes follow, see lora_codes.h.
+constexpr size_t lora_t_stride(LoraType type, const LoraLeaf& leaf) {
+  const auto ranks = static_cast<size_t>(leaf.ranks);
+  const size_t codes = ranks + static_cast<size_t>(leaf.num_parts);
+  return lora_rank_stride(ranks) + (type == LoraType::kInt8 ? lora_rank_stride(codes) : 0);
+}
 
 // Without a name outside its file, as Panels.
 namespace {
@@ -118,9 +146,12 @@ struct LoraKernels {
   void (*widen)(const uint16_t* x, size_t count, float* out);
   LoraKernel float32;  // by the type of the weights
   LoraKernel bfloat16;
+  LoraKernel int8;
 
-  const LoraKernel& of(Element weights) const {
-    return weights == Element::kFloat32 ? float32 : bfloat16;
+  const LoraKernel& of(LoraType weights) const {
+    return weights == LoraType::kFloat32    ? float32
+           : weights == LoraType::kBfloat16 ? bfloat16
+                                            : int8;
   }
 };
 
@@ -133,6 +164,7 @@ void lora(const LoraKernels& kernels, const LoraArgs& args, const ParallelFor& p
 // Of what a segment reads.
 size_t lora_a_bytes(const LoraSegment& segment);
 size_t lora_b_bytes(const LoraSegment& segment);
+size_t lora_values(const LoraSegment& segment);  // that a row is multiplied with
 
 // A job of rows `row` … row + rows - 1, without a segment, t or next: outputs, and inputs in fp32,
 // where they are or converted to `widened` (rows * lora_widened_inputs() values).

@@ -1,8 +1,8 @@
+#include "lora_codes_avx2.h"
 #include "lora_kernel.h"
-#include "vec_avx2.h"
 
 namespace plait {
 
-LoraKernels lora_kernels_avx2() { return make_lora_kernels<Avx2Vec>(); }
+LoraKernels lora_kernels_avx2() { return make_lora_kernels<Avx2Codes>(); }
 
 }  // namespace plait

@@ -14,7 +14,7 @@ struct SegmentRow {
   int64_t table;
   int64_t num_leaves;
   int64_t table_size;
-  int64_t type;  // 0: fp32, 1: bf16
+  int64_t type;  // of LoraType
   int64_t scale;
 };
 static_assert(sizeof(SegmentRow) == kLoraSegmentFields * sizeof(int64_t));
@@ -57,6 +57,8 @@ void find_lora_segments(const LoraTable& table, int64_t leaf, int64_t num_rows, 
           "segments are not in the order of rows");
     check(row->end <= num_rows, "lora_", "out has ", num_rows, " rows, a segment ends at ",
           row->end);
+    check(row->type >= 0 && row->type <= static_cast<int64_t>(LoraType::kInt8), "lora_",
+          "an adapter's weights are of no known type");
     check(leaf >= 0 && leaf < row->num_leaves, "lora_", "there is no leaf ", leaf);
     before_start = row->start;
     before_end = row->end;
@@ -66,9 +68,8 @@ void find_lora_segments(const LoraTable& table, int64_t leaf, int64_t num_rows, 
         reinterpret_cast<const LoraPart*>(leaves + row->num_leaves) + leaves[leaf].first_part;
     check_leaf(*row, leaves[leaf], parts, inputs, outputs);
     found.push_back({static_cast<size_t>(row->start), static_cast<size_t>(row->end),
-                     at_address<const char>(row->weights),
-                     row->type == 0 ? Element::kFloat32 : Element::kBfloat16, leaves[leaf], parts,
-                     std::bit_cast<double>(row->scale)});
+                     at_address<const char>(row->weights), static_cast<LoraType>(row->type),
+                     leaves[leaf], parts, std::bit_cast<double>(row->scale)});
   }
 }
 

@@ -13,7 +13,7 @@ namespace plait {
 constexpr int64_t kLoraSegmentFields = 8;
 
 // Rows [num_segments, kLoraSegmentFields] of int64: start, end, address of the weights, address of
-// the adapter's table, leaves in it, values in it, type (0: fp32, 1: bf16), scale (bits of a
+// the adapter's table, leaves in it, values in it, type (of LoraType), scale (bits of a
 // double).
 struct LoraTable {
   const int64_t* rows;

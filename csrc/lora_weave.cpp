@@ -41,7 +41,7 @@ void LoraWeave::begin(const LoraKernels& kernels, const LoraArgs& args, size_t o
   for (size_t i = 0; i < args.num_segments; ++i) {
     const LoraSegment& segment = args.segments[i];
     t_at_[i] = floats;
-    floats += lora_t_floats(segment.end - segment.start, static_cast<size_t>(segment.leaf.ranks));
+    floats += (segment.end - segment.start) * lora_t_stride(segment.type, segment.leaf);
   }
   if (t_.size() < floats) t_.resize(floats);
   const size_t widened = lora_job_rows(args) * lora_widened_inputs(args);
@@ -80,7 +80,7 @@ size_t LoraWeave::plan(const Item& item) {
   size_t total = 0;
   for (int64_t p = 0; p < segment.leaf.num_parts; ++p) {
     const LoraPart& part = segment.parts[p];
-    const size_t row_bytes = static_cast<size_t>(part.rank) * element_size(segment.type);
+    const size_t row_bytes = lora_row_bytes(segment.type, static_cast<size_t>(part.rank));
     const size_t from = lora_cut(part, item.begin) * row_bytes;
     const size_t bytes = lora_cut(part, item.end) * row_bytes - from;
     if (bytes > 0) plan_range(segment.weights + part.b + from, bytes);
@@ -123,7 +123,7 @@ void LoraWeave::run_until(size_t end) {
 void LoraWeave::run(const Item& item) {
   const LoraSegment& segment = args_.segments[item.segment];
   const LoraKernel& kernel = kernels_.of(segment.type);
-  const size_t stride = lora_rank_stride(static_cast<size_t>(segment.leaf.ranks));
+  const size_t stride = lora_t_stride(segment.type, segment.leaf);
   const size_t count = segment.end - segment.start;
   LoraArgs args = args_;
   if (!item.shrinks) args.x_type = Element::kFloat32;  // inputs are not read: nothing to convert

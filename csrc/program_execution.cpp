@@ -122,7 +122,7 @@ void Execution::finish_adapters(const Companion* companion) {
   for (const LoraSegment& segment : runner.segments_) {
     const auto bytes = static_cast<int64_t>(lora_a_bytes(segment) + lora_b_bytes(segment));
     lora.bytes += bytes;
-    lora.operations += 2 * bytes / static_cast<int64_t>(element_size(segment.type)) *
+    lora.operations += 2 * static_cast<int64_t>(lora_values(segment)) *
                        static_cast<int64_t>(segment.end - segment.start);
   }
   lora.calls = 1;

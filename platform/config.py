@@ -36,6 +36,7 @@ class Options:
     adapter_memory_bytes: int | None = None  # placed adapters; None: a share of the budget
     adapter_host_bytes: int | None = None  # adapters in host memory; None: 4 times the above
     max_adapter_rank: int = 256
+    adapter_dtype: str = "auto"  # auto (the model's) | int8: of adapters' low-rank weights
     encoder_cache_bytes: int | None = None  # embeddings of images; None: a share of the budget
     adapter_drain_s: float = 2.0  # an adapter that waits longer makes room for itself
     speculation: str = "auto"  # auto | off

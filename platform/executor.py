@@ -84,6 +84,9 @@ class Executor(Protocol):
         May run beside a step, on another thread.
         """
 
+    def keep_adapters_as(self, dtype: torch.dtype) -> None:
+        """Keep adapters' low-rank weights as int8, or the model's dtype; before any are placed."""
+
     def adapter_bytes(self, adapter: Adapter) -> int:
         """Bytes that `place_adapter` will take; exact."""
 

@@ -262,9 +262,13 @@ def _adapter_pool(
     """`draft` is the draft model's, for which adapters may bring adapters."""
     from functools import partial
 
+    import torch
+
     from plait.adapters.draft_adapter import BothPlaces, load_with_draft
     from plait.adapters.loading import load_adapter
     from plait.adapters.pool import AdapterPool
+
+    dtype = options.adapter_dtype
 
     def loads(into: Executor) -> Load:
         return partial(
@@ -272,7 +276,13 @@ def _adapter_pool(
             sites=into.sites,
             max_rank=options.max_adapter_rank,
             base_weight=into.base_weight,
+            device_dtype=into.model.dtype if dtype == "auto" else dtype,
         )
+
+    if dtype == "int8":
+        for each in (executor, draft):
+            if each is not None:
+                each.keep_adapters_as(torch.int8)
 
     load_draft = None if draft is None else loads(draft)
     return AdapterPool(

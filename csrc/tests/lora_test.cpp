@@ -1,8 +1,9 @@
 // Runs low-rank updates over awkward shapes on buffers of exact size, for sanitizers: built by
 // tests/ops/test_lora_memory.py without torch. Values are small whole numbers and halves, so that
-// all sums are exact on every instruction set.
+// all sums are exact on every instruction set, but those of codes.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -14,6 +15,7 @@ namespace {
 
 using plait::CpuIsa;
 using plait::Element;
+using plait::LoraType;
 
 int failures = 0;
 
@@ -52,10 +54,11 @@ struct Adapter {
   std::vector<char> weights;
   std::vector<plait::LoraPart> parts;
   plait::LoraLeaf leaf{};
-  Element type;
+  LoraType type;
 
-  Adapter(Element weights_type, size_t inputs, size_t rank, size_t outputs) : type(weights_type) {
+  Adapter(LoraType weights_type, size_t inputs, size_t rank, size_t outputs) : type(weights_type) {
     leaf = {0, static_cast<int64_t>(inputs), static_cast<int64_t>(2 * rank), 0, 2};
+    if (type == LoraType::kInt8) vector(2 * rank, 1.0f);  // factors
     store(2 * rank, inputs, [](size_t r, size_t k) { return a_at(r, k); });
     for (size_t p = 0; p < 2; ++p) {
       weights.resize((weights.size() + 3) / 4 * 4);
@@ -81,18 +84,27 @@ struct Adapter {
 
   template <class At>
   void store(size_t rows, size_t columns, const At& at) {
-    const size_t size = plait::element_size(type);
-    char* to = grow(rows * columns * size);
-    const size_t together = type == Element::kFloat32 ? 1 : 2;
+    const size_t size = plait::lora_row_bytes(type, 2) / 2;
+    const size_t stored = plait::lora_row_bytes(type, columns) / size;
+    char* to = grow(rows * stored * size);
+    const size_t together = type == LoraType::kFloat32 ? 1 : 2;
     for (size_t tile = 0; tile < rows; tile += plait::kTileOutputs) {
       const size_t last = std::min(rows, tile + plait::kTileOutputs);
-      for (size_t k = 0; k < columns; k += together) {
+      for (size_t k = 0; k < stored; k += together) {
         for (size_t n = tile; n < last; ++n) {
-          for (size_t i = k; i < std::min(columns, k + together); ++i, to += size) {
-            put(to, type, at(n, i));
+          for (size_t i = k; i < std::min(stored, k + together); ++i, to += size) {
+            put_weight(to, i < columns ? at(n, i) : 0.0f);
           }
         }
       }
+    }
+  }
+
+  void put_weight(char* to, float value) const {
+    if (type == LoraType::kInt8) {
+      *to = static_cast<char>(value);
+    } else {
+      put(to, type == LoraType::kFloat32 ? Element::kFloat32 : Element::kBfloat16, value);
     }
   }
 
@@ -128,10 +140,17 @@ float expected(size_t row, size_t output, size_t inputs, size_t rank, size_t out
   return 2.0f * (y - 3.0f + 0.5f * 2.0f * (sum + 1.0f)) + 3.0f;
 }
 
-void run(const plait::LoraKernels& kernels, const char* isa, Element type, size_t rows,
+// Codes round inputs and t.
+bool is_right(LoraType weights, float value, float wanted) {
+  if (weights != LoraType::kInt8) return value == wanted;
+  return std::abs(value - wanted) <= 0.01f * (1.0f + std::abs(wanted));
+}
+
+void run(const plait::LoraKernels& kernels, const char* isa, LoraType weights, size_t rows,
          size_t outputs, size_t inputs, size_t rank, bool by_token) {
+  const Element type = weights == LoraType::kFloat32 ? Element::kFloat32 : Element::kBfloat16;
   const size_t size = plait::element_size(type);
-  const Adapter adapter(type, inputs, rank, outputs);
+  const Adapter adapter(weights, inputs, rank, outputs);
   const size_t x_stride = inputs + 3;  // rows lie apart; nothing follows the last one
   const size_t out_stride = 2 * outputs + 1;
   std::vector<char> x(((rows - 1) * x_stride + inputs) * size);
@@ -147,7 +166,7 @@ void run(const plait::LoraKernels& kernels, const char* isa, Element type, size_
   // The last row has no adapter, where there are others.
   const size_t held = rows > 1 ? rows - 1 : rows;
   const plait::LoraSegment segment{
-      0, held, adapter.weights.data(), type, adapter.leaf, adapter.parts.data(), 0.5};
+      0, held, adapter.weights.data(), weights, adapter.leaf, adapter.parts.data(), 0.5};
   plait::LoraArgs args{};
   args.x = by_token ? nullptr : x.data();
   args.token_ids = tokens.data();
@@ -167,7 +186,8 @@ void run(const plait::LoraKernels& kernels, const char* isa, Element type, size_
       const float value = r < held ? expected(r, n, inputs, rank, outputs, by_token) : y_at(r, n);
       std::vector<char> rounded(size);
       put(rounded.data(), type, value);
-      right = right && get(&out[(r * out_stride + n) * size], type) == get(rounded.data(), type);
+      const float found = get(&out[(r * out_stride + n) * size], type);
+      right = right && is_right(weights, found, get(rounded.data(), type));
     }
   }
   if (right) return;
@@ -178,7 +198,7 @@ void run(const plait::LoraKernels& kernels, const char* isa, Element type, size_
 
 void run_all(CpuIsa isa, const plait::LoraKernels& kernels) {
   if (isa > plait::best_cpu_isa()) return;
-  for (const Element type : {Element::kFloat32, Element::kBfloat16}) {
+  for (const LoraType type : {LoraType::kFloat32, LoraType::kBfloat16, LoraType::kInt8}) {
     for (const size_t inputs : {1, 3, 4, 6, 33}) {
       for (const size_t outputs : {1, 15, 16, 70}) {
         for (const size_t rank : {1, 4, 7, 8, 11, 19}) {

@@ -38,7 +38,8 @@ def list_adapters(*, as_json: _Json = False, flags: Resolved) -> None:
         pinned = ", pinned" if each["pinned"] else ""
         typer.echo(
             f"{each['name']:<24} {each['generation'][:12]}  {each['level']}{pinned}, "
-            f"{format_size(each['device_bytes'] or each['num_bytes'])}, "
+            f"{format_size(each['device_bytes'] or each['num_bytes'])}"
+            f"{' as ' if each['device_dtype'] else ''}{each['device_dtype']}, "
             f"{len(each['report']['sites'])} sites, {each['leases']} requests"
         )
 

@@ -252,6 +252,11 @@ ADAPTER_MEMORY = (
     ),
     _memory("max_adapter_rank", "Highest rank of an adapter.", name="max-adapter-rank", low=1),
     _memory(
+        "adapter_dtype",
+        "Type of adapters' low-rank weights where they run; auto: the model's.",
+        choices=("auto", "int8"),
+    ),
+    _memory(
         "adapter_drain_s",
         "Seconds after which an adapter that waits makes room for itself.",
         name="adapter-drain-time",

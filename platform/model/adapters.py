@@ -75,6 +75,10 @@ class ModelAdapters:
         """The base's rows of the embedding, unscaled."""
         return base_rows(self._places.embedding, token_ids)
 
+    def keep_as(self, dtype: torch.dtype) -> None:
+        """Keep low-rank weights of adapters that are placed later in another dtype than ours."""
+        self._placer.low_rank_dtype = dtype
+
     def num_bytes(self, adapter: Adapter) -> int:
         """Bytes that `place` will take; exact."""
         return self._placer.num_bytes(adapter)

@@ -51,13 +51,14 @@ class Placer:
     def __init__(self, places: Places, dtype: torch.dtype, vocab_size: int) -> None:
         self._places = places
         self._dtype = dtype
+        self.low_rank_dtype = dtype  # or int8
         self._vocab_size = vocab_size
 
     @torch.inference_mode()
     def num_bytes(self, adapter: Adapter) -> int:
         """What `place` will take."""
         self._check(adapter)
-        total = lora_bytes(self._parts(adapter, _no_gain), self._dtype)
+        total = lora_bytes(self._parts(adapter, _no_gain), self.low_rank_dtype)
         tables = self._tables(adapter)
         if SiteKind.EMBEDDING in tables:
             total += tables[SiteKind.EMBEDDING].embedding_bytes
@@ -81,7 +82,8 @@ class Placer:
             ) from error
 
     def _place(self, adapter: Adapter) -> PlacedAdapter:
-        lora = pack_lora(self._parts(adapter, _gain), self._places.num_leaves, self._dtype)
+        num_leaves = self._places.num_leaves
+        lora = pack_lora(self._parts(adapter, _gain), num_leaves, self.low_rank_dtype)
         tables = self._tables(adapter)
         embedding, head = tables.get(SiteKind.EMBEDDING), tables.get(SiteKind.HEAD)
         known = torch.empty(0, dtype=torch.int64) if head is None else head.token_ids

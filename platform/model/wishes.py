@@ -25,6 +25,11 @@ def check_options(options: Options) -> None:
     pinned_cores(options)
     if options.num_threads is not None and options.num_threads < 1:
         raise ConfigError("--threads must be at least 1", param="num_threads")
+    if options.adapter_dtype not in ("auto", "int8"):
+        raise ConfigError(
+            f"adapters are not kept as {options.adapter_dtype}; use auto (the model's) or int8",
+            param="adapter_dtype",
+        )
     if options.device not in ("auto", "cpu"):
         raise ConfigError(f"device {options.device} is not served; use cpu", param="device")
 

@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 _UNIT = 2.0**-24  # what rounding to fp32 changes at most, of a value
+_CODE_UNIT = 0.51 / 32767  # the same of codes of 16 bits, of the greatest value
 
 
 class LoraSegments:
@@ -166,6 +167,7 @@ def exact_lora(out: Tensor, x: Tensor, segments: LoraSegments, leaf: int) -> tup
     A chain of n additions in fp32 errs by at most n · 2⁻²⁴ of the sum of its terms' sizes: t has
     four chains of K / 4 and two additions of their sums, b · t one of r, over values of t that err
     already. Scaling and adding round a few times more, and each segment rounds to out's dtype.
+    With int8 weights each value of x, and of t, errs by half a unit of 2⁻¹⁵ of its row's greatest.
     """
     exact, bound = out.double(), torch.zeros_like(out, dtype=torch.float64)
     half_unit = 2.0**-8 if out.dtype is torch.bfloat16 else _UNIT
@@ -190,8 +192,16 @@ def _exact_change(rows: Tensor, part: LoraPart, scale: float) -> tuple[Tensor, T
     a, b = part.a.double(), part.b.double()
     t, sizes = rows @ a.T, rows.abs() @ a.abs().T
     t_error = (a.shape[1] / 4 + 4) * _UNIT * sizes
+    if part.a.dtype is torch.float64:
+        t_error += rows.abs().amax(dim=1, keepdim=True) * _CODE_UNIT * a.abs().sum(dim=1)
     change, sizes = t @ b.T, t.abs() @ b.abs().T
-    error = t_error @ b.abs().T + (part.rank + 2) * _UNIT * (sizes + t_error @ b.abs().T)
+    if part.a.dtype is torch.float64:  # b has the scales here, of which kernels put some into t
+        terms = (t.abs() + t_error) * b.abs().amax(dim=0)
+        spread = (b.abs() / b.abs().amax(dim=0).clamp(min=1e-300)).sum(dim=1)
+        coding = terms.amax(dim=1, keepdim=True) * _CODE_UNIT * spread
+    else:
+        coding = torch.zeros(())
+    error = t_error @ b.abs().T + (part.rank + 2) * _UNIT * (sizes + t_error @ b.abs().T) + coding
     if part.b_bias is not None:
         change += part.b_bias
         error += 2 * _UNIT * (change.abs() + part.b_bias.abs())

@@ -19,7 +19,8 @@ TILE = 16
 SLACK = 64  # bytes after the last value: kernels read whole vectors
 LEAF_FIELDS = 5  # of a leaf in a table: offset of a, inputs, sum of ranks, first part, parts
 PART_FIELDS = 8  # of a part: offset of b, start, outputs, rank, b_bias, g, bias, scale
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_MOST_CODE = 127
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,9 +74,14 @@ class PlacedLora:
         return bool(self.changed >> leaf & 1)
 
     def unpack(self, leaf: int) -> list[LoraPart]:
-        """Returns the parts at a leaf, in the dtype of the packed ones."""
+        """Returns the parts at a leaf, in the dtype of the packed ones.
+
+        Of int8: a's codes, and b with all scales, in fp64, where their products are exact.
+        """
         at, inputs, ranks, first, count = self._fields(leaf * LEAF_FIELDS, LEAF_FIELDS)
-        a = self._matrix(at, ranks, inputs) if count else None
+        has_codes = self.dtype is torch.int8
+        factors = self.buffer[at : at + ranks * 4].view(torch.float32) if has_codes else None
+        a = self._matrix(at + ranks * 4 * has_codes, ranks, inputs) if count else None
         parts = []
         rank_start = 0
         for index in range(first, first + count):
@@ -85,6 +91,9 @@ class PlacedLora:
             assert a is not None
             part_a = a[rank_start : rank_start + rank]
             b = self._matrix(at, outputs, rank)
+            if factors is not None:
+                b = b.double() * factors[rank_start : rank_start + rank].double()
+                part_a = part_a.double()
             rank_start += rank
             part = LoraPart(
                 a=part_a, b=b, scale=float_of(scale), start=start, b_bias=b_bias, g=g, bias=bias
@@ -97,11 +106,12 @@ class PlacedLora:
         return fields
 
     def _matrix(self, at: int, rows: int, columns: int) -> Tensor:
-        values = self.buffer[at : at + rows * columns * self.dtype.itemsize].view(self.dtype)
-        matrix = values.new_empty(rows, columns)
+        width = _stored_columns(columns, self.dtype)
+        values = self.buffer[at : at + rows * width * self.dtype.itemsize].view(self.dtype)
+        matrix = values.new_empty(rows, width)
         for stored, part in _blocks(values, matrix):
             part.copy_(stored)
-        return matrix
+        return matrix[:, :columns]
 
     def _vector(self, at: int, size: int) -> Tensor | None:
         return None if at < 0 else self.buffer[at : at + size * 4].view(torch.float32)
@@ -128,7 +138,7 @@ def pack_lora(
     Args:
         parts_by_leaf: What it changes; leaves that are not named are not changed.
         num_leaves: Of the model.
-        dtype: fp32 or bf16.
+        dtype: fp32, bf16, or int8: codes with a scale for each row of a and column of b.
         device: Of the packed weights.
 
     Raises:
@@ -147,9 +157,15 @@ def pack_lora(
             changed |= 1 << leaf
             table[leaf * LEAF_FIELDS : (leaf + 1) * LEAF_FIELDS] = fields
             a = parts[0].part.a if len(parts) == 1 else torch.cat([p.part.a for p in parts])
-            _store_matrix(a, buffer, fields[0], dtype)
-            for placed in parts:
-                placed.store(buffer, dtype)
+            pieces = [placed.part.b for placed in parts]
+            at = fields[0]
+            if dtype is torch.int8:
+                a, pieces, factors = _codes(a, pieces)
+                buffer[at : at + factors.numel() * 4].view(torch.float32).copy_(factors)
+                at += factors.numel() * 4
+            _store_matrix(a, buffer, at, dtype)
+            for placed, b in zip(parts, pieces, strict=True):
+                placed.store(b, buffer, dtype)
                 part_table.extend(placed.fields())
     return PlacedLora(
         buffer=buffer,
@@ -197,8 +213,8 @@ class _PlacedPart:
         shape = [self.at, part.start, part.out_features, part.rank]
         return [*shape, *self.vectors_at, float_bits(part.scale)]
 
-    def store(self, buffer: Tensor, dtype: torch.dtype) -> None:
-        _store_matrix(self.part.b, buffer, self.at, dtype)
+    def store(self, b: Tensor, buffer: Tensor, dtype: torch.dtype) -> None:
+        _store_matrix(b, buffer, self.at, dtype)
         for at, vector in zip(self.vectors_at, self.part.vectors(), strict=True):
             if vector is not None:
                 buffer[at : at + vector.numel() * 4].view(torch.float32).copy_(vector)
@@ -209,7 +225,7 @@ class _Layout:
 
     def __init__(self, parts_by_leaf: Mapping[int, Sequence[LoraPart]], dtype: torch.dtype) -> None:
         if dtype not in DTYPES:
-            raise TypeError(f"lora: weights must be float32 or bfloat16, not {dtype}")
+            raise TypeError(f"lora: weights must be float32, bfloat16 or int8, not {dtype}")
         self.leaves: dict[int, tuple[list[int], list[_PlacedPart]]] = {}
         self._end = 0
         num_parts = 0
@@ -219,7 +235,9 @@ class _Layout:
             _check_leaf(leaf, parts)
             inputs = parts[0].a.shape[1]
             ranks = sum(part.rank for part in parts)
-            fields = [self._take(ranks * inputs * dtype.itemsize), inputs, ranks, num_parts]
+            num_bytes = ranks * _stored_columns(inputs, dtype) * dtype.itemsize
+            num_bytes += ranks * 4 if dtype is torch.int8 else 0  # factors
+            fields = [self._take(num_bytes), inputs, ranks, num_parts]
             placed = [self._place(part, dtype) for part in parts]
             self.leaves[leaf] = ([*fields, len(parts)], placed)
             num_parts += len(parts)
@@ -231,7 +249,8 @@ class _Layout:
         return at
 
     def _place(self, part: LoraPart, dtype: torch.dtype) -> _PlacedPart:
-        at = self._take(part.b.numel() * dtype.itemsize)
+        columns = _stored_columns(part.rank, dtype)
+        at = self._take(part.out_features * columns * dtype.itemsize)
         vectors = [-1 if v is None else self._take(v.numel() * 4) for v in part.vectors()]
         return _PlacedPart(part=part, at=at, vectors_at=tuple(vectors))
 
@@ -252,7 +271,30 @@ def _check_leaf(leaf: int, parts: Sequence[LoraPart]) -> None:
             raise ValueError(f"lora: a negative start, or a bias without g, at leaf {leaf}")
 
 
+def _codes(a: Tensor, bs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Make codes of a and of each part's b; last, what rows of a and columns of b are scaled by."""
+    a_codes, a_scales = _rows_to_codes(a)
+    made = [_rows_to_codes(b.T) for b in bs]
+    b_scales = torch.cat([scales for _, scales in made])
+    return a_codes, [codes.T for codes, _ in made], a_scales * b_scales
+
+
+def _rows_to_codes(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    values = matrix.float()
+    most = values.abs().amax(dim=1, keepdim=True)
+    codes = (values * (_MOST_CODE / most.clamp(min=torch.finfo(torch.float32).tiny))).round()
+    return codes.clamp(-_MOST_CODE, _MOST_CODE).to(torch.int8), (most / _MOST_CODE).squeeze(1)
+
+
+def _stored_columns(columns: int, dtype: torch.dtype) -> int:
+    """Codes come in pairs: an odd number of columns has one more, of zeros."""
+    return columns + columns % 2 if dtype is torch.int8 else columns
+
+
 def _store_matrix(matrix: Tensor, buffer: Tensor, at: int, dtype: torch.dtype) -> None:
+    missing = _stored_columns(matrix.shape[1], dtype) - matrix.shape[1]
+    if missing:
+        matrix = torch.nn.functional.pad(matrix, (0, missing))
     values = buffer[at : at + matrix.numel() * dtype.itemsize].view(dtype)
     for stored, part in _blocks(values, matrix):
         stored.copy_(part)

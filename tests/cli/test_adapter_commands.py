@@ -161,6 +161,7 @@ LOADED = {
     "leases": 2,
     "num_bytes": 1024,
     "device_bytes": 2048,
+    "device_dtype": "int8",
     "report": {"sites": [{}, {}], "warnings": ["another base"]},
 }
 
@@ -170,7 +171,7 @@ def test_the_list_is_for_people_and_for_programs(server):
     done = runner.invoke(app, ["adapters", "list", "--url", "http://s:1/v1/", "--api-key", "k"])
     assert done.exit_code == 0, done.output
     assert "sql" in done.stdout
-    assert "abababababab  device, pinned, 2 KiB, 2 sites, 2 requests" in done.stdout
+    assert "abababababab  device, pinned, 2 KiB as int8, 2 sites, 2 requests" in done.stdout
     assert str(asked[0].url) == "http://s:1/v1/lora_adapters"
     assert asked[0].headers["authorization"] == "Bearer k"
     done = runner.invoke(app, ["adapters", "list", "--json"])

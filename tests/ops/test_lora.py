@@ -7,6 +7,7 @@ from plait.platform.ops import lora as ops
 from plait.platform.ops.lora import LoraPart, LoraSegments, PlacedLora
 
 DTYPES = (torch.float32, torch.bfloat16)
+KINDS = (*DTYPES, torch.int8)  # of weights
 RANKS = (1, 2, 3, 7, 8, 15, 16, 17, 64, 65, 128, 256)
 NUM_ROWS = 60
 OUTPUTS = 77
@@ -26,6 +27,8 @@ def generator() -> torch.Generator:
 
 
 def rows(generator: torch.Generator, count: int, size: int, dtype: torch.dtype) -> Tensor:
+    """Beside int8 weights, rows are bf16."""
+    dtype = torch.bfloat16 if dtype is torch.int8 else dtype
     return torch.randn(count, size, generator=generator).to(dtype)
 
 
@@ -61,7 +64,7 @@ def mixed(adapters: list[PlacedLora]) -> LoraSegments:
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("rank", RANKS)
 def test_outputs_are_exact_within_the_bound(generator, dtype, rank):
     for in_features in (1, 3, 37, 130):
@@ -89,7 +92,7 @@ def test_every_width_of_outputs_and_number_of_rows(generator, outputs):
         assert_close(added(out, x, segments), out, x, segments, 0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("rank", [3, 8, 16, 40])
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(generator, dtype, rank):
     shapes = [(0, 40, rank, "plain"), (40, 37, 5, "dora")]
@@ -113,7 +116,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(generator, dtype, rank):
     assert same_bits(added(out, x, neighbours)[20:33], together[20:33])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", KINDS)
 def test_threads_change_no_bits(generator, dtype):
     adapters = [ops.example_lora({0: MERGED}, 900, dtype, generator) for _ in range(3)]
     x = rows(generator, NUM_ROWS, 900, dtype)
@@ -131,7 +134,7 @@ def test_threads_change_no_bits(generator, dtype):
     assert same_bits(results[2], results[0])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", KINDS)
 def test_other_rows_and_outputs_keep_their_bits(generator, dtype):
     shapes = [(3, 30, 4, "plain"), (50, 11, 4, "dora")]
     adapters = [ops.example_lora({0: shapes}, 20, dtype, generator) for _ in range(3)]
@@ -161,7 +164,7 @@ def test_rows_without_adapters_are_not_even_read(generator):
     assert same_bits(poisoned[others], clean[others])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", KINDS)
 def test_adapters_of_one_row_are_applied_one_after_the_other(generator, dtype):
     adapters = [ops.example_lora({0: MERGED}, 64, dtype, generator) for _ in range(3)]
     x = rows(generator, NUM_ROWS, 64, dtype)
@@ -188,7 +191,7 @@ def test_adapters_change_only_their_own_leaves(generator):
     assert same_bits(added(out, x, LoraSegments([(1, 1, longer, 1.0)]), 2), out)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", KINDS)
 def test_rows_may_lie_apart(generator, dtype):
     placed = ops.example_lora({0: MERGED}, 30, dtype, generator)
     segments = LoraSegments([(0, 8, placed, 1.0), (9, 10, placed, 1.0)])
@@ -204,7 +207,7 @@ def test_rows_may_lie_apart(generator, dtype):
     assert same_bits(added(expected, one, segments), added(expected, one.contiguous(), segments))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("rank", [1, 8, 21])
 def test_an_embedding_takes_columns_by_token(generator, dtype, rank):
     placed = ops.example_lora({0: [(0, 50, rank, "plain")]}, 99, dtype, generator)
@@ -222,6 +225,58 @@ def test_an_embedding_takes_columns_by_token(generator, dtype, rank):
     for add in (ops.lora_embedding_, ops.reference_lora_embedding_):
         with pytest.raises((RuntimeError, ValueError), match="not one of the 99"):
             add(result, torch.full((11,), 99), segments, 0)
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_codes_are_half_a_step_from_the_weights_at_most(generator, rank):
+    a, b = torch.randn(rank, 35, generator=generator), torch.randn(41, rank, generator=generator)
+    a[0] = 0
+    a[-1], b[:, -1] = a[-1] * 1e-4, b[:, -1] * 1e3  # each row and column has its own scale
+    parts = {0: [LoraPart(a=a, b=b, scale=2.0), LoraPart(a=-a, b=-b, scale=2.0, start=41)]}
+    placed = ops.pack_lora(parts, 1, torch.int8)
+    even = rank + rank % 2
+    needed = 2 * rank * (4 + 36) + 2 * even * 41
+    assert needed <= placed.num_bytes <= needed + 64 + 2 * 3
+    assert placed.num_bytes == ops.lora_bytes(parts, torch.int8)
+    for part, sign in zip(placed.unpack(0), (1, -1), strict=True):
+        assert part.a.shape == a.shape
+        assert part.b.shape == b.shape
+        a_step, b_step = a.abs().amax(dim=1).double() / 127, b.abs().amax(dim=0).double() / 127
+        assert torch.equal(part.a, part.a.round())
+        assert int(part.a.abs().max()) == 127 or rank == 1
+        assert not part.a[0].any()
+        assert ((part.a * a_step[:, None] - sign * a).abs() <= 0.5001 * a_step[:, None]).all()
+        now = part.b[:, 1:] / a_step[1:]
+        assert ((now - sign * b[:, 1:]).abs() <= 0.5001 * b_step[1:]).all()
+
+
+def test_what_is_not_finite_stays_so_beside_codes(generator):
+    placed = ops.example_lora({0: MERGED}, 300, torch.int8, generator)
+    x, out = rows(generator, 8, 300, torch.float32), rows(generator, 8, OUTPUTS, torch.float32)
+    segments = LoraSegments([(0, 7, placed, 1.0)])
+    clean = added(out, x, segments)
+    for value in (float("nan"), float("inf"), -float("inf")):
+        x[3, 299] = value
+        poisoned = added(out, x, segments)
+        assert not poisoned[3].isfinite().any()
+        others = [0, 1, 2, 4, 5, 6, 7]
+        assert same_bits(poisoned[others], clean[others])
+    x[3] = 0
+    x[4] = 1e-38
+    assert added(out, x, segments)[3:5].isfinite().all()
+
+
+@pytest.mark.parametrize("rank", [255, 256, 257, 600])
+@pytest.mark.parametrize("in_features", [255, 256, 257, 1025, 2100])
+def test_codes_have_groups_of_inputs_and_ranks(generator, rank, in_features):
+    placed = ops.example_lora({0: [(2, 33, rank, "plain")]}, in_features, torch.int8, generator)
+    x, out = rows(generator, 8, in_features, torch.float32), rows(generator, 8, 40, torch.float32)
+    x[:, ::7] *= 100
+    segments = LoraSegments([(0, 1, placed, 1.0), (1, 8, placed, 0.5)])
+    together = added(out, x, segments)
+    assert_close(together, out, x, segments, 0)
+    alone = added(out[5:6], x[5:6], LoraSegments([(0, 1, placed, 0.5)]))
+    assert same_bits(alone, together[5:6])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -111,6 +111,10 @@ class NativeExecutor:
         """The base's weight `[V, H]` of an embedding or head, a copy; None for other sites."""
         return self._torch.base_weight(site)
 
+    def keep_adapters_as(self, dtype: torch.dtype) -> None:
+        """Keep low-rank weights of adapters in another dtype than the model's; before any are."""
+        self._torch.keep_adapters_as(dtype)
+
     def adapter_bytes(self, adapter: Adapter) -> int:
         """Bytes that `place_adapter` will take; exact."""
         return self._torch.adapter_bytes(adapter)

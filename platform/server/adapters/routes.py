@@ -188,6 +188,7 @@ def _described(context: ServerContext, named: Named) -> dict[str, Any]:
         "waiting": state.waiting,
         "num_bytes": info.num_bytes,
         "device_bytes": info.device_bytes,
+        "device_dtype": info.device_dtype,
         "base_model": _public(info.base_model),
         "bundle": named.bundle is not None,
         "report": info.report,

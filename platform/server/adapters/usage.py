@@ -168,14 +168,15 @@ def _by_adapter(
     info = GaugeMetricFamily(
         "plait:adapter_info",
         "The generation that a name points to, as a label.",
-        labels=("adapter", "generation", "pinned"),
+        labels=("adapter", "generation", "pinned", "dtype"),
     )
     for named, state in states:
         if state is not None:
             resident.add_metric((named.name, state.level), 1)
         num_bytes.add_metric((named.name,), named.info.device_bytes)
         leases.add_metric((named.name,), registry.num_leases(named.generation))
-        info.add_metric((named.name, named.generation, str(named.pinned).lower()), 1)
+        pinned, dtype = str(named.pinned).lower(), named.info.device_dtype
+        info.add_metric((named.name, named.generation, pinned, dtype), 1)
     yield from (resident, num_bytes, leases, info)
 
 

@@ -19,7 +19,7 @@ PARTS = ((0, 333, 17), (333, 40, 64), (390, 310, 16))  # start, outputs and rank
 OUTPUTS = 700
 
 
-def adapter(dtype: torch.dtype, seed: int) -> PlacedLora:
+def adapter(dtype: torch.dtype, seed: int, kept_as: torch.dtype | None = None) -> PlacedLora:
     """About 200 KB in bf16; the second part in the manner of DoRA."""
     values = Values(dtype, seed)
     parts = [
@@ -33,7 +33,7 @@ def adapter(dtype: torch.dtype, seed: int) -> PlacedLora:
         )
         for start, outputs, rank in PARTS
     ]
-    return pack_lora({0: parts}, 1, dtype)
+    return pack_lora({0: parts}, 1, kept_as or dtype)
 
 
 def segments_of(kind: str, num_rows: int, adapters: Sequence[PlacedLora]) -> LoraSegments:
@@ -65,12 +65,13 @@ def run(op: LinearOp, rows: Tensor, segments: LoraSegments, num_threads: int) ->
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("weights", ["packed", "exact", "int8"])
 @pytest.mark.parametrize("kind", ["one row each", "shared", "several for a row"])
+@pytest.mark.parametrize("kept_as", [None, torch.int8], ids=["", "codes"])
 def test_adapters_between_tiles_give_the_bits_of_adapters_after_them(
-    dtype: torch.dtype, weights: Activations | str, kind: str
+    dtype: torch.dtype, weights: Activations | str, kind: str, kept_as: torch.dtype | None
 ) -> None:
     values = Values(dtype)
     matrix = values.rows(OUTPUTS, INPUTS) * INPUTS**-0.5
-    adapters = [adapter(dtype, seed) for seed in range(3)]
+    adapters = [adapter(dtype, seed, kept_as) for seed in range(3)]
     for num_rows in (12, 33, 230):  # the last ones are more than a chunk of some weights
         rows = values.rows(num_rows, INPUTS)
         segments = segments_of(kind, num_rows, adapters)
