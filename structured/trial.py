@@ -12,7 +12,7 @@ slower; and a verdict needs two tries, so that a hiccup does not either.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ _NUM_VETOED = 4  # tokens of a row that a sampler may have to ask about
 _NUM_ALIKE = 16
 _LEADING = rb'{["(\<'  # what texts go deeper with
 _FRONT = 2048  # tokens that are looked through first for those that may follow
-_FEW_WORDS = 256  # of a row: then its tokens are found one by one
+_FEW_WORDS = 8  # of a row: then its tokens are found one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,6 @@ class _Taste:
     """Tokens by how much a walk likes them."""
 
     order: Ids  # the best first
-    ranks: Ids  # where each stands there
     in_bytes: Ids  # in that order: where each stands in a row of bits
     in_bits: Bits
     num_alike: int | None  # of those that may follow, one of so many is taken
@@ -151,25 +150,20 @@ class _Taste:
     @classmethod
     def of(cls, worth: Ids) -> _Taste:
         order = np.argsort(-worth, kind="stable")
-        ranks = np.empty_like(order)
-        ranks[order] = np.arange(len(order))
         return cls(
             order=order,
-            ranks=ranks,
             in_bytes=order >> 3,
             in_bits=(1 << (order & 7)).astype(np.uint8),
             num_alike=_NUM_ALIKE if worth.any() else None,
         )
 
-    def best(self, row: Mask) -> Ids:
+    def best(self, row: Mask) -> Sequence[int] | Ids:
         """Of the tokens that may follow, those between which it has no preference."""
-        words = np.flatnonzero(row)
+        words = np.flatnonzero(row != 0)
         if len(words) <= _FEW_WORDS:
             tokens = _tokens_of(row, words)
-            tokens = tokens[tokens < len(self.order)]  # a row of ones has padding too
-            if self.num_alike is None:
+            if self.num_alike is None or len(tokens) <= self.num_alike:
                 return tokens
-            return self.order[np.sort(self.ranks[tokens])[: self.num_alike]]
         allowed = row.view(np.uint8)
         if self.num_alike is None:
             return np.flatnonzero(np.unpackbits(allowed, bitorder="little").view(np.bool_))
@@ -185,12 +179,14 @@ class _Taste:
         return np.flatnonzero(bits != 0)
 
 
-def _tokens_of(row: Mask, words: Ids) -> Ids:
-    """The tokens of some words of a row."""
-    bits = np.unpackbits(row[words].view(np.uint8), bitorder="little").view(np.bool_)
-    places = np.flatnonzero(bits)
-    tokens: Ids = words[places >> 5] * 32 + (places & 31)
-    return tokens
+def _tokens_of(row: Mask, words: Ids) -> list[int]:
+    """The tokens of a few words of a row."""
+    return [
+        32 * word + bit
+        for word, bits in zip(words.tolist(), row[words].tolist(), strict=True)
+        for bit in range(32)
+        if bits >> bit & 1
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,8 @@ class TooManyBranches(Exception):
 
 def conjunction(groups: list[Alternatives], limit: int, prune: Prune | None = None) -> Alternatives:
     """Branches that fulfil one branch of each group; of many, `prune` takes out the dead."""
+    if all(len(group) == 1 for group in groups):  # the most there are, by far
+        return [tuple(dict.fromkeys(itertools.chain.from_iterable(each for (each,) in groups)))]
     found: Alternatives = [()]
     for group in groups:
         if group == ALWAYS:
