@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from pathlib import Path
 
@@ -31,8 +30,14 @@ class Outcomes:
 
     def key(self, job: frames.Job) -> str:
         """Over all that decides the outcome, but for the field that errors name."""
-        content = [self._version, job.digest, job.kind, job.content, job.strict, job.options]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        # JSON on one line, so that no part runs into another.
+        parts = [self._version, job.digest, job.kind, str(job.strict), job.options, job.content]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether `read` may find any."""
+        return self._disk is not None
 
     def compiled(self, key: str) -> CompiledGrammar | None:
         """From memory."""

@@ -181,8 +181,11 @@ class CompilePool:
             work = Work(key=key, tenant=tenant, job=job, vocabulary=vocabulary, outcome=Future())
             self._pending[flight_key(key, spec.param)] = work
             self._tenants[tenant] += 1
-            assert self._reader is not None
-            self._reader.submit(self._look_up, work)
+            if self._outcomes.on_disk:
+                assert self._reader is not None
+                self._reader.submit(self._look_up, work)
+            else:
+                self._enqueue(work)
         return work.outcome
 
     def _known(self, key: str, param: str) -> Future[Outcome] | None:
@@ -216,8 +219,12 @@ class CompilePool:
             self._settle(work, found)
             return
         with self._lock:
-            self._queue.put(work)
-            self._lock.notify()
+            self._enqueue(work)
+
+    def _enqueue(self, work: Work) -> None:
+        """For the workers, under the lock."""
+        self._queue.put(work)
+        self._lock.notify()
 
     def _settle(self, work: Work, outcome: Outcome) -> None:
         """Keep an outcome and hand it to all who wait."""
