@@ -209,6 +209,11 @@ void run_all(CpuIsa isa, const plait::LoraKernels& kernels) {
         }
       }
     }
+    // More than one group of codes.
+    for (const size_t rows : {1, 7}) {
+      run(kernels, plait::cpu_isa_name(isa), type, rows, 20, 2 * plait::kCodeGroup + 5,
+          plait::kCodeGroup + 3, false);
+    }
   }
 }
 
