@@ -34,6 +34,7 @@ from plait.platform.messages import (
     Heartbeat,
     LoadAdapter,
     PinAdapter,
+    Probed,
     Ready,
     SendImages,
     Start,
@@ -42,6 +43,8 @@ from plait.platform.messages import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from plait.platform.engine import Engine
     from plait.platform.start import Rest, Started
 
@@ -71,7 +74,7 @@ def main() -> int:
         log.exception("start-up failed")
         link.send(Failed(code="internal_error", message=f"{type(error).__name__}: {error}"))
         return 1
-    serve(link, started.engine, started.rest)
+    serve(link, started.engine, started.rest, started.probe)
     return 0
 
 
@@ -148,11 +151,16 @@ def _start(link: Link, start: Start) -> Started:
     return started
 
 
-def serve(link: Link, engine: Engine, rest: Rest | None = None) -> None:
+def serve(
+    link: Link,
+    engine: Engine,
+    rest: Rest | None = None,
+    probe: Callable[[], dict[str, float]] | None = None,
+) -> None:
     """Take messages and step until told to drain and nothing is left.
 
     While there is work, messages are taken between steps, so an abort holds from the next step.
-    `rest` is loaded in idle seconds.
+    `rest` is loaded in idle seconds, and `probe` is run in the first of them.
     """
     draining = False
     told = _Told()
@@ -165,7 +173,10 @@ def serve(link: Link, engine: Engine, rest: Rest | None = None) -> None:
             draining |= isinstance(message, Drain)
             _handle(link, engine, images, message)
             timeout_ms = 0
-        if timeout_ms > 0:
+        if timeout_ms > 0 and probe is not None:
+            link.send(Probed(rates=probe()))
+            probe = None
+        elif timeout_ms > 0:
             later.idle()
         events = engine.step()
         for result in engine.take_adapter_results():

@@ -20,7 +20,7 @@ from plait.adapters.registry import Wish
 from plait.platform.bundles import with_defaults
 from plait.platform.config import Options
 from plait.platform.core import Request, SamplingParams, Speculation
-from plait.platform.demo.default import default_adapters, with_default
+from plait.platform.demo.default import default_adapters, with_default, with_default_draft
 from plait.platform.errors import (
     AdapterError,
     BadRequest,
@@ -60,7 +60,7 @@ class LLM:
     """A model loaded into this process. Not thread-safe.
 
     `model` is a directory, a GGUF file or a hub id; None is the embedded SmolLM2 with its vision
-    tower and adapters. Further options are those of `plait serve`
+    tower, adapters and draft head. Further options are those of `plait serve`
     (`plait.platform.config.Options`). `adapters` maps names to directories or hub ids of LoRA
     adapters; an empty one leaves out those of the embedded model. Raises `ConfigError` or
     `ModelUnsupported` with the exact cause, `AdapterError` where an adapter does not fit.
@@ -81,7 +81,7 @@ class LLM:
         if settings.model is None:
             if adapters is None:
                 adapters = default_adapters(settings)
-            settings = with_default(settings)
+            settings = with_default(with_default_draft(settings))
         check_family(settings)
         started = start_engine(settings)
         self.config = started.engine.config

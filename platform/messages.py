@@ -100,6 +100,12 @@ class Ready(msgspec.Struct, tag="ready"):
     facts: dict[str, Any] = {}  # memory arithmetic and such, for the banner
 
 
+class Probed(msgspec.Struct, tag="probed"):
+    """What the machine gives, 10⁹ a second: `read`, and products by type. Once, when idle."""
+
+    rates: dict[str, float]
+
+
 class Stats(msgspec.Struct, frozen=True):
     """Gauges and counters at the end of a step, cumulative since start where countable."""
 
@@ -195,4 +201,4 @@ class Failed(msgspec.Struct, tag="failed"):
 ToEngine = (
     Start | SendImages | Add | ForgetImages | Abort | LoadAdapter | PinAdapter | DropAdapter | Drain
 )
-FromEngine = Starting | Ready | Events | Heartbeat | AdapterLoaded | AdapterStates | Failed
+FromEngine = Starting | Ready | Events | Heartbeat | Probed | AdapterLoaded | AdapterStates | Failed

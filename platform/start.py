@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from plait.platform import budget
@@ -55,6 +56,7 @@ class Started:
     engine: Engine
     tokenizer: Tokenizer
     sites: ModelSites  # where adapters can change the model
+    probe: Callable[[], dict[str, float]]  # what the machine gives; half a second of all cores
     phases: dict[str, float]
     facts: dict[str, object] = field(default_factory=dict)
     rest: Rest | None = None
@@ -126,8 +128,6 @@ def start_engine(
         if draft is not None:
             draft.allocate(fit.cache)
     config = EngineConfig(options=options, model=model, cache=fit.cache, scheduler=fit.scheduler)
-    with phase("probe machine"):
-        probe = _probe(options)
     with phase("make engine"):
         engine = make_engine(config, executor, tokenizer, fit, draft, load_grammars=load_grammars)
     with phase("warm up"):
@@ -140,10 +140,10 @@ def start_engine(
         rest=Rest(imports=_import_models, load=executor.open_vision) if takes_images else None,
         tokenizer=tokenizer,
         sites=executor.sites,
+        probe=partial(_probe, options),
         phases=phases,
         facts={
             "arithmetic": list(fit.arithmetic),
-            "probe": probe,
             "kv_bytes": fit.kv_bytes,
             "adapter_bytes": fit.adapter_bytes,
             "adapter_host_bytes": fit.adapter_host_bytes,
@@ -248,8 +248,6 @@ def _vision(config: EngineConfig, executor: Executor, fit: budget.Fit) -> Vision
 
 
 def _grammars(config: EngineConfig, tokenizer: Tokenizer) -> GrammarStrand:
-    from functools import partial
-
     from plait.structured.strand import GrammarStrand
     from plait.structured.vocabulary import Vocabulary
 
@@ -260,8 +258,6 @@ def _adapter_pool(
     options: Options, executor: Executor, fit: budget.Fit, draft: Executor | None
 ) -> AdapterPool:
     """`draft` is the draft model's, for which adapters may bring adapters."""
-    from functools import partial
-
     import torch
 
     from plait.adapters.draft_adapter import BothPlaces, load_with_draft

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from plait.platform.errors import BadRequest
-from plait.structured import outline, thinking
+from plait.structured import thinking
 from plait.structured.spec import GrammarKind, GrammarSpec
 from plait.structured.tools.formats import HERMES, ToolFormat
 from plait.structured.tools.parser import ReplyParser
@@ -62,6 +62,8 @@ class ReplyPlan:
         if self.wish is None and begins is False:
             assert self.constraint is not None
             return self.constraint
+        from plait.structured import outline  # what proves schemas takes a sixth of a second
+
         content: dict[str, Any] = {"thinking": self._thinking(begins)}
         answer = None
         if self.constraint is not None:
@@ -84,6 +86,8 @@ class ReplyPlan:
     def _thinking(self, begins: bool | None) -> dict[str, Any] | None:
         if begins is False:
             return None
+        from plait.structured import outline
+
         opened, closed = (outline.pieces(mark, self.tokens) for mark in thinking.MARKS)
         return {"begun": begins is True, "open": opened, "close": closed}
 

@@ -9,7 +9,7 @@ The same file asked for by several requests at the same time is decoded once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from plait.platform.errors import ImageTooLarge, PlaitError
 from plait.vision.budget import ByteBudget
 from plait.vision.decode import DecodedImage, ImageFileInfo, decode, inspect
 from plait.vision.fetch import Fetcher, Resolver
+from plait.vision.gathering import all_of
 from plait.vision.hosts import AllowList
 from plait.vision.limits import ImageLimits, amount
 from plait.vision.parts import ImagePart
@@ -178,17 +179,6 @@ class _Shared:
 
     future: asyncio.Future[DecodedImage]
     num_waiting: int = 0
-
-
-async def all_of(works: Iterable[Awaitable[T]]) -> list[T]:
-    """All results; where one fails, the others are cancelled before its error is raised."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _FileBytes:

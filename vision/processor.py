@@ -28,10 +28,10 @@ from plait.platform.errors import (
 )
 from plait.vision.decode import DecodedImage
 from plait.vision.expansion import TEXT_ALONE, build_processor, import_processor, read_json
+from plait.vision.gathering import all_of
 from plait.vision.identity import checkpoint_digest
 from plait.vision.limits import MIB, PROCESSED_BYTES, amount
 from plait.vision.placing import ProcessedImage
-from plait.vision.preparation import all_of
 from plait.vision.prompts import ImagePrompts
 from plait.vision.recipes import Recipe, recipe_of
 from plait.vision.shared_work import SharedWork

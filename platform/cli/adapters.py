@@ -21,6 +21,7 @@ app = typer.Typer(
     help="List, load, unload and inspect LoRA adapters.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    add_completion=False,
 )
 _Name = Annotated[str, typer.Argument(help="The adapter's name.", show_default=False)]
 _Json = Annotated[bool, typer.Option("--json", help="As JSON, reports included.")]

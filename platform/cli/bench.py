@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Measure throughput and latency in this process, or a load on a server.",
     no_args_is_help=True,
+    add_completion=False,
 )
 
 _TASK_AND_IMAGE = 1024  # tokens of a chat around its text

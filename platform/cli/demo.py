@@ -31,9 +31,8 @@ def demo(*, flags: Resolved) -> None:
     console.print("[dim]starting the engine in this process …[/]")
     from plait.platform.api import LLM
     from plait.platform.demo import tour
-    from plait.platform.demo.default import with_default_draft
 
-    with LLM(**dataclasses.asdict(with_default_draft(options))) as llm:
+    with LLM(**dataclasses.asdict(options)) as llm:
         model, adapters = llm.config.model, ", ".join(llm.list_adapters())
         console.print(f"{model.name}, adapters {adapters}; {time.perf_counter() - began:.1f} s")
         held = tour.run(llm, _Terminal(console))

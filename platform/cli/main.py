@@ -1,39 +1,134 @@
-"""The `plait` command. Nothing heavy is imported here: help must be there at once."""
+"""The `plait` command. Nothing heavy is imported here: help must be there at once.
+
+A command's own module is imported when it is called, or told of in the help of all.
+"""
 
 from __future__ import annotations
 
-import typer
+from collections.abc import Callable
+from typing import Any
 
-from plait.platform.cli import (
-    adapters,
-    bench,
-    chat,
-    check,
-    complete,
-    demo,
-    doctor,
-    schema,
-    serve,
-    table,
-    version,
-)
-from plait.platform.cli.command import EPILOG, OneAdapterEach, with_flags
+import typer
+from typer.core import TyperGroup
+
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class OnDemand(TyperGroup):
+    """A group whose commands are made when somebody asks for them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """See click: in the order of the table."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """See click. For a name that there is not all are made: those like it are suggested."""
+        if cmd_name not in COMMANDS:
+            for name in COMMANDS:
+                self.get_command(ctx, name)
+        elif cmd_name not in self.commands:
+            command: Any = typer.main.get_command(COMMANDS[cmd_name]())
+            command.name = cmd_name
+            self.commands[cmd_name] = command
+        return super().get_command(ctx, cmd_name)
+
+
+def _alone(function: Callable[..., None], **options: Any) -> typer.Typer:
+    """An app of one command."""
+    alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+    alone.command(**options)(function)
+    return alone
+
+
+def _serve() -> typer.Typer:
+    from plait.platform.cli import serve, table
+    from plait.platform.cli.command import EPILOG, OneAdapterEach, with_flags
+
+    function = with_flags(table.SERVE, table.KNOWN)(serve.serve)
+    return _alone(function, cls=OneAdapterEach, epilog=EPILOG)
+
+
+def _chat() -> typer.Typer:
+    from plait.platform.cli import chat, table
+    from plait.platform.cli.command import EPILOG, with_flags
+
+    return _alone(with_flags(table.CHAT, table.KNOWN)(chat.chat), epilog=EPILOG)
+
+
+def _complete() -> typer.Typer:
+    from plait.platform.cli import complete, table
+    from plait.platform.cli.command import EPILOG, with_flags
+
+    return _alone(with_flags(table.COMPLETE, table.KNOWN)(complete.complete), epilog=EPILOG)
+
+
+def _demo() -> typer.Typer:
+    from plait.platform.cli import demo, table
+    from plait.platform.cli.command import EPILOG, with_flags
+
+    return _alone(with_flags(table.TOUR, table.KNOWN)(demo.demo), epilog=EPILOG)
+
+
+def _check() -> typer.Typer:
+    from plait.platform.cli import check, table
+    from plait.platform.cli.command import EPILOG, with_flags
+
+    return _alone(with_flags(table.CHECK, table.KNOWN)(check.check), epilog=EPILOG)
+
+
+def _bench() -> typer.Typer:
+    from plait.platform.cli import bench
+
+    return bench.app
+
+
+def _schema() -> typer.Typer:
+    from plait.platform.cli import schema
+
+    return schema.app
+
+
+def _adapters() -> typer.Typer:
+    from plait.platform.cli import adapters
+
+    return adapters.app
+
+
+def _doctor() -> typer.Typer:
+    from plait.platform.cli import doctor
+
+    return _alone(doctor.doctor)
+
+
+def _version() -> typer.Typer:
+    from plait.platform.cli import version
+
+    return _alone(version.version)
+
+
+COMMANDS: dict[str, Callable[[], typer.Typer]] = {
+    "serve": _serve,
+    "chat": _chat,
+    "complete": _complete,
+    "demo": _demo,
+    "check": _check,
+    "bench": _bench,
+    "schema": _schema,
+    "adapters": _adapters,
+    "doctor": _doctor,
+    "version": _version,
+}
 
 app = typer.Typer(
+    cls=OnDemand,
     name="plait",
-    help="Serve language models: every request its own adapter, images, draft and grammar.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
 )
 
-app.command(cls=OneAdapterEach, epilog=EPILOG)(with_flags(table.SERVE, table.KNOWN)(serve.serve))
-app.command(epilog=EPILOG)(with_flags(table.CHAT, table.KNOWN)(chat.chat))
-app.command(epilog=EPILOG)(with_flags(table.COMPLETE, table.KNOWN)(complete.complete))
-app.command(epilog=EPILOG)(with_flags(table.TOUR, table.KNOWN)(demo.demo))
-app.command(epilog=EPILOG)(with_flags(table.CHECK, table.KNOWN)(check.check))
-app.add_typer(bench.app, name="bench")
-app.add_typer(schema.app, name="schema")
-app.add_typer(adapters.app, name="adapters")
-app.command()(doctor.doctor)
-app.command()(version.version)
+
+@app.callback()
+def plait() -> None:
+    """Serve language models: every request its own adapter, images, draft and grammar."""

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from plait.structured.router import Finding, Route
     from plait.structured.spec import GrammarSpec
 
-app = typer.Typer(help="Look at JSON schemas for structured output.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at JSON schemas for structured output.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 
 @app.callback()

@@ -37,10 +37,7 @@ def with_default(options: Options) -> Options:
 
 
 def with_default_draft(options: Options) -> Options:
-    """`options`, with the default model's draft head where they name neither model nor head.
-
-    A head makes a start seconds longer: it is for what serves for long, or shows it.
-    """
+    """`options`, with the default model's draft head where they name neither model nor head."""
     head = PARTS / "draft"
     is_wanted = options.model is None and options.draft_model is None
     if not is_wanted or options.speculation == "off" or not (head / "config.json").exists():

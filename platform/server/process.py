@@ -44,6 +44,7 @@ from plait.platform.messages import (
     FromEngine,
     Heartbeat,
     LoadAdapter,
+    Probed,
     Ready,
     Start,
     Starting,
@@ -327,6 +328,8 @@ class ProcessClient:
                 return self._engine.death() or f"the engine hung for {self._hang_s:.0f} s"
             if isinstance(message, Heartbeat):
                 self._stats = message.stats
+            elif isinstance(message, Probed):
+                self.facts["probe"] = message.rates
             elif isinstance(message, AdapterLoaded | AdapterStates):
                 self._adapters.take(message)
             elif isinstance(message, Events):

@@ -84,12 +84,38 @@ def test_finding_it_made_imports_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_an_llm_has_the_same_and_may_go_without_adapters() -> None:
+def test_an_llm_has_the_same_and_may_go_without_adapters_and_drafts() -> None:
     options = {"kv_cache_bytes": 32 << 20, "max_model_len": 256, "num_threads": 1}
     with LLM(**options) as llm:
         assert llm.config.model.name == "SmolLM2-135M-Instruct"
         assert llm.config.model.vision is not None
         assert {*llm.list_adapters()} == {*default_adapters(Options())}
         assert llm.config.options.quantization == "int4"
-    with LLM(adapters={}, **options) as llm:
+        assert llm.config.options.draft_model == str(default.PARTS / "draft")
+    with LLM(adapters={}, speculation="off", **options) as llm:
         assert not llm.list_adapters()
+        assert llm.config.options.draft_model is None
+
+
+START = """
+import sys
+from plait.platform.light_torch import import_torch
+
+import_torch(light=True)
+from plait import LLM, SamplingParams
+
+with LLM(kv_cache_bytes=32 << 20, max_model_len=256, num_threads=1, progress=False) as llm:
+    (output,) = llm.chat([{"role": "user", "content": "Hi"}], SamplingParams(max_tokens=4))
+    assert output.outputs[0].token_ids
+    assert llm.config.options.draft_model
+heavy = ("transformers", "torch._dynamo", "torch.export", "httpx", "xgrammar", "llguidance")
+print([name for name in heavy if name in sys.modules])
+"""
+
+
+def test_a_later_start_with_the_draft_head_imports_nothing_heavy() -> None:
+    for _ in range(2):  # the first may have to pack what the cache does not have
+        done = subprocess.run(
+            [sys.executable, "-c", START], capture_output=True, text=True, check=True
+        )
+    assert done.stdout.splitlines()[-1] == "[]"

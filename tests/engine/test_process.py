@@ -74,6 +74,16 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_what_the_machine_gives_is_probed_once_the_engine_is_idle(
+    client: ProcessClient,
+) -> None:
+    assert "probe machine" not in client.phases
+    await until(lambda: "probe" in client.facts)
+    rates = client.facts["probe"]
+    assert isinstance(rates, dict)
+    assert rates["read"] > 0
+
+
 async def test_streams_refusals_and_aborts(client: ProcessClient) -> None:
     assert client.ready
     assert client.healthy
