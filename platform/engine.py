@@ -198,6 +198,7 @@ class Engine:
         began = self._clock()
         events, self._pending = self._pending, []
         self._drafter.draft(self.scheduler.lacking_one, self.scheduler.room_for_drafts)
+        computing = self._clock()
         plan = self.scheduler.plan(began)
         if plan is None:
             if not events:
@@ -208,7 +209,6 @@ class Engine:
             if span.sequence.started_s is None:
                 span.sequence.started_s = began
         if plan.spans:
-            computing = self._clock()
             result = self._compute(plan)
             self._drafter.computed(plan, result, self._clock() - computing)
             for commit in self.scheduler.commit(plan, result, self._stop):

@@ -248,6 +248,15 @@ class PackedTable(Tensor):
         table.owner = owner
         return table
 
+    def rows(self, token_ids: Tensor) -> Tensor:
+        """Rows `[..., D]` of tokens `[...]`."""
+        packed = self.owner.packed
+        assert packed is not None
+        with torch._C.DisableTorchFunctionSubclass():
+            dtype = self.dtype
+        rows = packed_rows(packed, token_ids.reshape(-1), dtype)
+        return rows.view(*token_ids.shape, -1)
+
     @classmethod
     def __torch_function__(
         cls,
@@ -258,11 +267,7 @@ class PackedTable(Tensor):
     ) -> Any:
         """Answer `F.embedding` with rows of the owner; everything else sees a meta tensor."""
         if func is nn.functional.embedding and isinstance(args[1], cls):
-            token_ids, table = args[0], args[1]
-            packed = table.owner.packed
-            assert packed is not None
-            rows = packed_rows(packed, token_ids.reshape(-1), table.dtype)
-            return rows.view(*token_ids.shape, -1)
+            return args[1].rows(args[0])
         return super().__torch_function__(func, types, args, kwargs)
 
 

@@ -17,6 +17,7 @@ from plait.adapters.adapter import Adapter, Rows, Whole
 from plait.adapters.sites import SiteKind
 from plait.platform.errors import InvalidAdapter
 from plait.platform.model.adapter_step import EmbeddingRows, HeadRows
+from plait.platform.model.leaves import PackedTable
 from plait.platform.model.places import Place
 from plait.platform.ops.linear import pack_linear
 from plait.platform.ops.packed_rows import packed_rows
@@ -136,7 +137,10 @@ def base_rows(place: Place, token_ids: Tensor) -> Tensor:
     """The base's rows of a table `[n, H]`, unscaled."""
     if place.site.kind is SiteKind.HEAD:
         return packed_rows(place.module.packed, token_ids, place.module.weight.dtype)
-    return nn.functional.embedding(token_ids, place.module.weight)  # a packed table answers, too
+    weight = place.module.weight
+    if isinstance(weight, PackedTable):
+        return weight.rows(token_ids)
+    return nn.functional.embedding(token_ids, weight)
 
 
 def embedding_scale(module: Any, dtype: torch.dtype) -> float:
