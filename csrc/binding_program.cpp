@@ -7,14 +7,13 @@
 
 #include <chrono>
 #include <cstring>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "binding_sessions.h"
 #include "checks.h"
 #include "program_decode.h"
 #include "program_runner.h"
@@ -22,71 +21,11 @@
 namespace {
 
 using plait::check;
+using plait::InUse;
+using plait::Session;
+using plait::sessions;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-// --- handles -------------------------------------------------------------------------------------
-
-// A runner, the tensors that its weights lie in, and those of the step that it is at.
-struct Session {
-  std::vector<Tensor> weights;
-  std::unique_ptr<plait::ProgramRunner> runner;
-  std::vector<Tensor> step;
-  std::mutex in_use;
-};
-
-// Never destroyed: a daemon thread may be within a step when the process ends.
-class Sessions {
- public:
-  int64_t add(std::shared_ptr<Session> session) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    sessions_[++last_] = std::move(session);
-    return last_;
-  }
-  std::shared_ptr<Session> find(int64_t handle, const char* op) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = sessions_.find(handle);
-    check(found != sessions_.end(), op, "there is no program ", handle);
-    return found->second;
-  }
-  void remove(int64_t handle) {
-    std::shared_ptr<Session> last;  // freed behind the lock
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = sessions_.find(handle);
-    if (found == sessions_.end()) return;
-    last = std::move(found->second);
-    sessions_.erase(found);
-  }
-  int64_t count() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return static_cast<int64_t>(sessions_.size());
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<int64_t, std::shared_ptr<Session>> sessions_;
-  int64_t last_ = 0;
-};
-
-Sessions& sessions() {
-  static auto* const all = new Sessions;
-  return *all;
-}
-
-// A session, for one caller at a time.
-class InUse {
- public:
-  InUse(int64_t handle, const char* op)
-      : session_(sessions().find(handle, op)), lock_(session_->in_use, std::try_to_lock) {
-    check(lock_.owns_lock(), op, "program ", handle, " is in use by another thread");
-  }
-  Session* operator->() const { return session_.get(); }
-  plait::ProgramRunner& runner() const { return *session_->runner; }
-
- private:
-  std::shared_ptr<Session> session_;
-  std::unique_lock<std::mutex> lock_;
-};
 
 // --- tensors -------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@
 
 #include "binding_element.h"
 #include "binding_parallel.h"
+#include "binding_quantized_weight.h"
 #include "binding_row_ids.h"
 #include "cpu_features.h"
 #include "packed_rows.h"
@@ -19,39 +20,14 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-plait::QuantizedWeight check_weight(const Tensor& blob, int64_t in_features, int64_t out_features,
-                                    int64_t bits, int64_t group, int64_t scales,
-                                    int64_t zero_point) {
-  STD_TORCH_CHECK(in_features > 0 && out_features >= 0 && (bits == 4 || bits == 8) &&
-                      (group == 0 || group == 16 || group == 32 || group == 64 || group == 128) &&
-                      scales >= 0 && scales <= (group == 0 ? 1 : 2) && zero_point >= -1 &&
-                      zero_point <= 255,
-                  "plait::quantized_linear: ", out_features, " x ", in_features, " at ", bits,
-                  " bits in groups of ", group, " about ", zero_point, " is no weight");
-  plait::QuantizedWeight weight{};
-  weight.out_features = static_cast<size_t>(out_features);
-  weight.in_features = static_cast<size_t>(in_features);
-  weight.group = static_cast<size_t>(group);
-  weight.bits = static_cast<int>(bits);
-  weight.scales = static_cast<plait::ScaleType>(scales);
-  weight.has_mins = zero_point < 0;
-  weight.zero_point = zero_point < 0 ? 0 : static_cast<int>(zero_point);
-  STD_TORCH_CHECK(blob.dim() == 1 && blob.is_contiguous() &&
-                      blob.scalar_type() == ScalarType::Byte &&
-                      static_cast<size_t>(blob.size(0)) == weight.tiles() * weight.tile_bytes(),
-                  "plait::quantized_linear: the packed weight is not one of ", out_features, " x ",
-                  in_features);
-  weight.blob = static_cast<const uint8_t*>(blob.const_data_ptr());
-  return weight;
-}
-
 // x [T, K] · blob → [T, N]; zero_point is -1 where minimums are stored.
 Tensor quantized_linear(const Tensor& x, const Tensor& blob, int64_t in_features,
                         int64_t out_features, int64_t bits, int64_t group, int64_t scales,
                         int64_t zero_point, bool exact, const std::optional<Tensor>& bias,
                         ScalarType out_dtype) {
   plait::QuantizedLinearArgs args{};
-  args.weight = check_weight(blob, in_features, out_features, bits, group, scales, zero_point);
+  args.weight = plait::check_quantized_weight(blob, in_features, out_features, bits, group, scales,
+                                              zero_point);
   args.weight.exact = exact;
   STD_TORCH_CHECK(x.dim() == 2 && x.size(1) == in_features,
                   "plait::quantized_linear: x must be [T, ", in_features, "]");
@@ -82,8 +58,8 @@ Tensor quantized_linear(const Tensor& x, const Tensor& blob, int64_t in_features
 Tensor quantized_rows(const Tensor& blob, const Tensor& ids, int64_t in_features,
                       int64_t out_features, int64_t bits, int64_t group, int64_t scales,
                       int64_t zero_point, ScalarType out_dtype) {
-  const plait::QuantizedWeight weight =
-      check_weight(blob, in_features, out_features, bits, group, scales, zero_point);
+  const plait::QuantizedWeight weight = plait::check_quantized_weight(
+      blob, in_features, out_features, bits, group, scales, zero_point);
   plait::check_row_ids(ids, out_features);
   Tensor out = torch::stable::new_empty(blob, {ids.size(0), in_features}, out_dtype);
   plait::quantized_rows(

@@ -132,6 +132,7 @@ struct ScaleOp {
 struct CopyOp {
   size_t output;
   size_t input;
+  size_t start;  // the first column of the input that is copied
 };
 
 struct TapOp {

@@ -378,7 +378,10 @@ Operation read_copy(Fields& f) {
   CopyOp op{};
   op.input = f.source();
   op.output = f.target();
-  expect_equal_widths(f, op.input, op.output);
+  op.start = static_cast<size_t>(f.integer(0, kMostColumns, "a first column"));
+  f.expect(op.start + f.width(op.output) <= f.width(op.input), "copies columns ", op.start, " to ",
+           op.start + f.width(op.output), " of register ", op.input, ", which has ",
+           f.width(op.input));
   return op;
 }
 

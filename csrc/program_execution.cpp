@@ -333,8 +333,12 @@ Work Execution::operator()(const ScaleOp& op) {
 }
 
 Work Execution::operator()(const CopyOp& op) {
-  if (op.output != op.input) {
-    std::memcpy(at(op.output), at(op.input), values(op.output) * value_bytes());
+  if (op.output == op.input) return {};
+  const size_t row_bytes = width(op.output) * value_bytes();
+  const size_t input_bytes = width(op.input) * value_bytes();
+  const char* const first = at(op.input) + op.start * value_bytes();
+  for (size_t row = 0; row < rows(); ++row) {
+    std::memcpy(at(op.output) + row * row_bytes, first + row * input_bytes, row_bytes);
   }
   return {};
 }

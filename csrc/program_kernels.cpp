@@ -15,7 +15,8 @@ ProgramKernels program_kernels(CpuIsa isa) {
             &rope_avx512,
             &gated_activation_avx512,
             &activation_avx512,
-            residual_kernels_avx512()};
+            residual_kernels_avx512(),
+            &best_token_avx512};
   }
   if (isa == CpuIsa::kAvx2) {
     return {isa,
@@ -27,7 +28,8 @@ ProgramKernels program_kernels(CpuIsa isa) {
             &rope_avx2,
             &gated_activation_avx2,
             &activation_avx2,
-            residual_kernels_avx2()};
+            residual_kernels_avx2(),
+            &best_token_avx2};
   }
 #endif
   return {isa,
@@ -39,7 +41,8 @@ ProgramKernels program_kernels(CpuIsa isa) {
           &rope_plain,
           &gated_activation_plain,
           &activation_plain,
-          residual_kernels_plain()};
+          residual_kernels_plain(),
+          &best_token_plain};
 }
 
 }  // namespace plait

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "activation.h"
+#include "best_token.h"
 #include "cpu_features.h"
 #include "gated_activation.h"
 #include "layer_norm.h"
@@ -26,6 +27,7 @@ struct ProgramKernels {
   GatedActivationKernel gated_activation;
   void (*activation)(const ActivationArgs& args, size_t begin, size_t end);
   ResidualKernels residual;
+  BestToken (*best_token)(const float* logits, size_t size);
 };
 
 ProgramKernels program_kernels(CpuIsa isa);

@@ -26,6 +26,8 @@ class ProgramRunner {
                 std::chrono::microseconds spin);
 
   const Program& program() const { return program_; }
+  const ProgramKernels& kernels() const { return kernels_; }
+  const ParallelFor& parallel_for() const { return parallel_for_; }
 
   // Checks the step and puts its rows into register 0. What `step` points at must stay until the
   // last instruction has run, or another step begins. Throws std::runtime_error.

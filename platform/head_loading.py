@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from plait.platform.budget import DraftSizes
+from plait.platform.cores import num_threads, pinned_cores
 from plait.platform.draft_loading import full_group, scratch_blocks
 from plait.platform.errors import ConfigError, ModelUnsupported
 from plait.platform.kv.pages import DTYPES
@@ -14,6 +15,7 @@ from plait.platform.sampling import Sampler
 from plait.speculative.eagle import EagleSource, HeadBounds
 from plait.speculative.eagle_config import is_head
 from plait.speculative.eagle_head import EagleHead, load_head
+from plait.speculative.eagle_program import Threads
 from plait.speculative.eagle_weights import Kept
 
 if TYPE_CHECKING:
@@ -57,8 +59,15 @@ class LoadedHead:
             vocab_size=model.vocab_size,
             eos_token_ids=model.eos_token_ids,
         )
-        choose = Sampler(model.vocab_size, model.eos_token_ids).choose
-        return EagleSource(self.head, bounds, choose=choose, mask=mask, follows=follows)
+        sampler = Sampler(model.vocab_size, model.eos_token_ids)
+        return EagleSource(
+            self.head,
+            bounds,
+            choose=sampler.choose,
+            takes_likeliest=sampler.takes_likeliest,
+            mask=mask,
+            follows=follows,
+        )
 
 
 def find_head(options: Options) -> Path | None:
@@ -77,7 +86,7 @@ def load_drafting_head(path: Path, options: Options, executor: Executor) -> Load
     """
     group = full_group(executor.kv_groups, executor.model)
     try:
-        head = load_head(path, executor, _kept(options, executor))
+        head = load_head(path, executor, _kept(options, executor), _threads(options))
     except ModelUnsupported as error:
         raise ModelUnsupported(f"--draft: {error.message}", param="draft_model") from error
     bytes_per_value = DTYPES[executor.kv_dtype].itemsize
@@ -103,6 +112,11 @@ def _kept(options: Options, executor: Executor) -> Kept:
     if activations == "auto":
         activations = "exact" if executor.model.dtype == "float32" else "int8"
     return Kept(bits=8, activations=cast("Activations", activations))
+
+
+def _threads(options: Options) -> Threads:
+    """As many as compute the model, which waits meanwhile."""
+    return Threads(count=num_threads(options), pin=pinned_cores(options))
 
 
 def _notes(head: EagleHead) -> tuple[str, ...]:

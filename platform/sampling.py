@@ -141,6 +141,11 @@ class Sampler:
             except NoToken:
                 return None
 
+    def takes_likeliest(self, seq: Sequence) -> bool:
+        """Whether `choose` gives the largest of each row behind `seq`, with no mask over it."""
+        params = seq.request.params
+        return params.greedy and not penalties.changes_logits(params, seq.num_output_tokens)
+
     def _logits(self, hidden: torch.Tensor, rows: np.ndarray, executor: Head) -> Floats:
         logits: Floats = executor.logits(hidden, rows).cpu().numpy()
         return logits

@@ -33,6 +33,7 @@ from plait.speculative.draft_model import (
 )
 from plait.speculative.eagle_blocks import HeadBlocks, HeadState
 from plait.speculative.eagle_head import EagleHead, HeadRows
+from plait.speculative.eagle_program import Starts
 from plait.speculative.source import Draft, Round, Want
 
 if TYPE_CHECKING:
@@ -95,16 +96,18 @@ class EagleSource:
         bounds: HeadBounds,
         *,
         choose: Choose,
+        takes_likeliest: Callable[[Sequence], bool] = lambda _sequence: False,
         mask: Mask | None = None,
         follows: Callable[[Sequence], bool] = lambda _sequence: True,
     ) -> None:
+        """`takes_likeliest` tells of which sequences `choose` gives each row's largest value."""
         self.name = SOURCE
         self.last = Round()
         self.head = head
         self.taps = head.taps
-        self.floor = 0.0  # chance that all of a draft so far holds, below which it ends
         self._bounds = bounds
         self._choose = choose
+        self._takes_likeliest = takes_likeliest
         self._mask = mask
         self._follows = follows
         self._blocks = HeadBlocks(
@@ -217,8 +220,9 @@ class EagleSource:
         if not taken:
             return
         hidden = self.head.forward(self._rows(batch, taps, taken))
-        ends = np.cumsum([len(behind) for _, behind in taken])
-        for (s, behind), end in zip(taken, ends.tolist(), strict=True):
+        end = 0
+        for s, behind in taken:
+            end += len(behind)
             states[s].hidden = hidden[end - 1].clone()
             self._blocks.seen(states[s], plan.spans[s], len(behind), result.spans[s].token_ids)
         self._counts["ingested_rows"] += len(hidden)
@@ -228,19 +232,34 @@ class EagleSource:
     ) -> HeadRows:
         """The first rows of some spans, as many as there are tokens behind them."""
         group = self._bounds.group
-        spans = np.array([s for s, _ in taken])
-        counts = np.array([len(behind) for _, behind in taken])
-        rows = _runs(batch.query_start[spans], counts)
-        # Places in the sequence: the batch's positions may be those of a grid.
-        starts = (batch.seq_lens - np.diff(batch.query_start))[spans]
+        # Few rows, mostly: lists are quicker than arrays here.
+        first_rows, seq_lens = batch.query_start.tolist(), batch.seq_lens.tolist()
+        rows: list[int] = []
+        positions: list[int] = []
+        ends = [0]
+        lengths = []
+        for s, behind in taken:
+            first, count = first_rows[s], len(behind)
+            # Places in the sequence: the batch's positions may be those of a grid.
+            start = seq_lens[s] - (first_rows[s + 1] - first)
+            rows += range(first, first + count)
+            positions += range(start, start + count)
+            ends.append(ends[-1] + count)
+            lengths.append(start + count)
+        spans = [s for s, _ in taken]
+        slots, table = batch.slot_mapping[group], batch.block_tables[group]
+        if len(rows) < len(taps):
+            taps, slots = taps[rows], slots[rows]
+        if len(spans) < len(table):
+            table = table[spans]
         return HeadRows(
-            hidden=self.head.fuse(taps[torch.from_numpy(rows)]),
+            hidden=self.head.fuse(taps),
             token_ids=torch.tensor([token for _, behind in taken for token in behind]),
-            positions=torch.from_numpy(_runs(starts, counts)),
-            query_start=_offsets(counts),
-            seq_lens=torch.from_numpy((starts + counts).astype(np.int32)),
-            slot_mapping=torch.from_numpy(batch.slot_mapping[group][rows]),
-            block_table=torch.from_numpy(batch.block_tables[group][spans]),
+            positions=torch.tensor(positions),
+            query_start=torch.tensor(ends, dtype=torch.int32),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32),
+            slot_mapping=torch.from_numpy(slots),
+            block_table=torch.from_numpy(table),
         )
 
     # --- drafting --------------------------------------------------------------------------------
@@ -254,7 +273,6 @@ class EagleSource:
         if self.is_off or not wants:
             return [None] * len(wants)
         began = time.perf_counter()
-        forwards, rows = self._counts["forwards"], self._counts["rows"]
         try:
             drafts = self._round(wants)
         except Exception:
@@ -266,10 +284,11 @@ class EagleSource:
         seconds = time.perf_counter() - began
         self._seconds += seconds
         self._counts["rounds"] += 1
+        # A depth is one choice for each; the pass before the first went along with the target's.
+        made = [(want, draft) for want, draft in zip(wants, drafts, strict=True) if draft]
+        depths = [len(want.after) + len(draft.tokens) for want, draft in made]
         self.last = Round(
-            seconds=seconds,
-            num_forwards=self._counts["forwards"] - forwards,
-            num_rows=self._counts["rows"] - rows,
+            seconds=seconds, num_forwards=max(depths, default=0), num_rows=sum(depths)
         )
         return drafts
 
@@ -284,7 +303,11 @@ class EagleSource:
     def _round(self, wants: SequenceOf[Want]) -> list[Draft | None]:
         self._blocks.begin_round()
         chains = [self._open(want) for want in wants]
-        going = self._extend([chain for chain in chains if chain is not None])
+        opened = [chain for chain in chains if chain is not None]
+        likeliest = [chain for chain in opened if self._is_plain(chain)]
+        if likeliest:
+            self._draft_likeliest(likeliest)
+        going = self._extend([chain for chain in opened if not chain.tokens])
         while going:
             self._forward(going)
             going = self._extend(going)
@@ -295,9 +318,43 @@ class EagleSource:
         if state is None or state.hidden is None or want.limit < 1:
             return None
         start = len(want.sequence.tokens) - 1
-        end = start + len(want.after) + want.limit - 1
+        end = start + len(want.after) + want.limit + want.extra - 1
         table = self._blocks.draft_table(want.sequence, end)
         return _Chain(want=want, hidden=state.hidden, start=start, table=table)
+
+    def _is_plain(self, chain: _Chain) -> bool:
+        """Whether its tokens are the likeliest of the head's, from the first on."""
+        sequence = chain.want.sequence
+        is_free = sequence.request.grammar is None and not chain.want.after
+        return is_free and self.head.drafts_greedily and self._takes_likeliest(sequence)
+
+    def _draft_likeliest(self, chains: SequenceOf[_Chain]) -> None:
+        """All tokens of these chains, in one call."""
+        size = self._bounds.block_size
+        depths = [
+            min(c.want.limit + c.want.extra, len(c.table) * size - c.start + 1) for c in chains
+        ]
+        found = self.head.draft(
+            Starts(
+                hidden=torch.stack([chain.hidden for chain in chains]),
+                positions=torch.tensor([chain.start for chain in chains]),
+                depths=torch.tensor(depths),
+                sure=torch.tensor([chain.want.limit for chain in chains]),
+                block_table=torch.from_numpy(_tables(chains)),
+                floor=max(chain.want.floor for chain in chains),
+            )
+        )
+        tokens, chances = found.token_ids.tolist(), found.chances.tolist()
+        for chain, places, own in zip(chains, tokens, chances, strict=True):
+            for place, chance in zip(places, own, strict=True):
+                if place < 0:
+                    break
+                chain.tokens.append(int(self._ids[place]))
+                chain.chances.append(chance)
+                if ends(chain.want.sequence, chain.tokens[-1], self._bounds.eos_token_ids):
+                    break
+        self._counts["forwards"] += found.num_forwards
+        self._counts["rows"] += found.num_rows
 
     def _extend(self, chains: SequenceOf[_Chain]) -> list[_Chain]:
         """Give each chain its next token; returns those that go on."""
@@ -321,9 +378,7 @@ class EagleSource:
         """One row more for each chain, with the token that it was given last."""
         size = self._bounds.block_size
         positions = np.array([chain.start + len(chain.tokens) - 1 for chain in chains])
-        tables = np.zeros((len(chains), max(len(c.table) for c in chains)), np.int32)
-        for row, chain in zip(tables, chains, strict=True):
-            row[: len(chain.table)] = chain.table
+        tables = _tables(chains)
         blocks = tables[np.arange(len(chains)), positions // size].astype(np.int64)
         hidden = self.head.forward(
             HeadRows(
@@ -375,11 +430,12 @@ class EagleSource:
         return narrow
 
     def _goes_on(self, chain: _Chain, token: int) -> bool:
-        if chain.num_drafted >= chain.want.limit or token >= self._bounds.vocab_size:
+        want, num = chain.want, chain.num_drafted
+        if num >= want.limit + want.extra or token >= self._bounds.vocab_size:
             return False
         if ends(chain.want.sequence, token, self._bounds.eos_token_ids):
             return False
-        if math.prod(chain.chances) < self.floor:
+        if num >= want.limit and math.prod(chain.chances) < want.floor:
             return False
         return self._has_room(chain)
 
@@ -395,15 +451,11 @@ def _behind(span: Span, new: SequenceOf[int]) -> list[int]:
     return [*known, *new[: span.num_tokens - len(known)]]
 
 
-def _runs(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """int64: so many numbers from each start on."""
-    return np.concatenate(
-        [np.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]
-    ).astype(np.int64)
-
-
-def _offsets(counts: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+def _tables(chains: SequenceOf[_Chain]) -> np.ndarray:
+    tables = np.zeros((len(chains), max(len(c.table) for c in chains)), np.int32)
+    for row, chain in zip(tables, chains, strict=True):
+        row[: len(chain.table)] = chain.table
+    return tables
 
 
 def _draft(chain: _Chain) -> Draft | None:

@@ -8,6 +8,7 @@ speculators  speculators_model_type "eagle3", the layer's fields under transform
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from plait.platform.errors import ModelUnsupported
 from plait.platform.ops.gated_activation import Activation
+from plait.speculative.rotary import ROPES, Rope
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -22,22 +24,10 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 _LAYERS = ("llama", "qwen3")  # whose decoder layer is served
-_ROPES = ("default", "linear", "llama3", "yarn")  # others choose frequencies by the length
-_LAYER_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "rms_norm_eps",
-    "hidden_act",
-    "max_position_embeddings",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "attention_bias",
-)
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
+# What a config means that does not say it, in transformers' classes of these layers.
+_CONTEXTS = {"llama": 2048, "qwen3": 32768}
+_EPS, _THETA, _QWEN3_HEAD_SIZE = 1e-6, 10_000.0, 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +50,7 @@ class HeadConfig:
     taps: tuple[int, ...] | None  # see `Executor.forward_tapped`; None: the usual three
     norm_before_residual: bool
     norm_before_fc: bool
-    layer: Any  # transformers' config of the decoder layer
+    rope: Rope
 
     @property
     def num_taps(self) -> int:
@@ -115,30 +105,33 @@ def _config(name: str, raw: Mapping[str, Any], layer: Mapping[str, Any]) -> Head
     eagle = raw.get("eagle_config") or {}
     if eagle.get("use_aux_hidden_state") is False:
         raise _unsupported(name, "takes the last hidden state alone (use_aux_hidden_state false)")
-    parsed = _layer_config(name, layer)
-    hidden_size, num_heads = parsed.hidden_size, parsed.num_attention_heads
-    draft_vocab_size = raw.get("draft_vocab_size") or parsed.vocab_size
-    activation = _ACTIVATIONS.get(str(parsed.hidden_act))
+    sizes = _sizes(name, layer)
+    is_qwen3 = layer.get("model_type", "llama") == "qwen3"
+    hidden_size, num_heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    head_size = _size(name, layer, "head_dim", _QWEN3_HEAD_SIZE if is_qwen3 else 0)
+    head_size = head_size or hidden_size // num_heads
+    hidden_act = str(layer.get("hidden_act") or "silu")
+    activation = _ACTIVATIONS.get(hidden_act)
     if activation is None:
-        raise _unsupported(name, f"has the activation {parsed.hidden_act}, which is not served")
+        raise _unsupported(name, f"has the activation {hidden_act}, which is not served")
     return HeadConfig(
         name=name,
         hidden_size=hidden_size,
-        intermediate_size=parsed.intermediate_size,
+        intermediate_size=sizes["intermediate_size"],
         num_heads=num_heads,
-        num_kv_heads=parsed.num_key_value_heads or num_heads,
-        head_size=getattr(parsed, "head_dim", None) or hidden_size // num_heads,
-        eps=parsed.rms_norm_eps,
+        num_kv_heads=_size(name, layer, "num_key_value_heads", num_heads),
+        head_size=head_size,
+        eps=_number(name, layer, "rms_norm_eps", _EPS),
         activation=activation,
-        has_bias=bool(parsed.attention_bias),
-        has_qk_norm=parsed.model_type == "qwen3",
-        vocab_size=parsed.vocab_size,
-        draft_vocab_size=draft_vocab_size,
-        target_hidden_size=raw.get("target_hidden_size") or hidden_size,
+        has_bias=bool(layer.get("attention_bias")),
+        has_qk_norm=is_qwen3,
+        vocab_size=sizes["vocab_size"],
+        draft_vocab_size=_size(name, raw, "draft_vocab_size", sizes["vocab_size"]),
+        target_hidden_size=_size(name, raw, "target_hidden_size", hidden_size),
         taps=_taps(name, raw, eagle),
         norm_before_residual=bool(_flag("norm_before_residual", raw, eagle)),
         norm_before_fc=bool(_flag("norm_before_fc", raw, eagle)),
-        layer=parsed,
+        rope=_rope(name, layer, head_size),
     )
 
 
@@ -157,20 +150,57 @@ def _refuse_layer(name: str, layer: Mapping[str, Any]) -> None:
         )
     if any(kind != "full_attention" for kind in layer.get("layer_types") or ()):
         raise _unsupported(name, f"has layers of type {_listed(layer['layer_types'])}")
-    rope = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in _ROPES:
-        raise _unsupported(name, f"has rope scaling of type {kind}; served: {_listed(_ROPES)}")
 
 
-def _layer_config(name: str, layer: Mapping[str, Any]) -> Any:
-    from transformers import CONFIG_MAPPING
+def _sizes(name: str, layer: Mapping[str, Any]) -> dict[str, int]:
+    missing = [size for size in _SIZES if layer.get(size) is None]
+    if missing:
+        raise _unsupported(name, f"has a config without {_listed(missing)}")
+    return {size: _size(name, layer, size, 0) for size in _SIZES}
 
-    fields = {field: layer[field] for field in _LAYER_FIELDS if layer.get(field) is not None}
+
+def _size(name: str, fields: Mapping[str, Any], field: str, default: int) -> int:
+    value = fields.get(field)
+    if value is None:
+        return default
+    if type(value) is not int or value < 1:
+        raise _unsupported(name, f"has a config that is not valid: {field} is {value!r}")
+    return value
+
+
+def _number(name: str, fields: Mapping[str, Any], field: str, default: float) -> float:
+    value = fields.get(field)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise _unsupported(name, f"has a config that is not valid: {field} is {value!r}")
+    return float(value)
+
+
+def _rope(name: str, layer: Mapping[str, Any], head_size: int) -> Rope:
+    """How the layer's heads turn; older configs have `rope_theta` beside `rope_scaling`."""
+    said = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
+    kind = said.get("rope_type", said.get("type", "default"))
+    if kind not in ROPES:
+        raise _unsupported(name, f"has rope scaling of type {kind}; served: {_listed(ROPES)}")
+    if layer.get("partial_rotary_factor") or said.get("partial_rotary_factor"):
+        raise _unsupported(name, "turns a part of each head only (partial_rotary_factor)")
+    if head_size % 2:
+        raise _unsupported(name, f"has heads of {head_size} values, which do not turn in pairs")
+    context = _CONTEXTS[layer.get("model_type", "llama")]
+    theta = _number(name, layer, "rope_theta", _THETA)
+    rope = Rope(
+        size=head_size,
+        theta=_number(name, said, "rope_theta", theta),
+        kind=kind,
+        parameters=said,
+        context=_size(name, layer, "max_position_embeddings", context),
+    )
     try:
-        return CONFIG_MAPPING[layer.get("model_type", "llama")].from_dict(fields)
-    except Exception as error:
-        raise _unsupported(name, f"has a config that is not valid: {error}") from error
+        rope.frequencies()
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise _unsupported(name, f"has rope scaling that is not valid: {error!r}") from error
+    return rope
 
 
 def _taps(name: str, raw: Mapping[str, Any], eagle: Mapping[str, Any]) -> tuple[int, ...] | None:

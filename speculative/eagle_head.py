@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,16 +26,21 @@ from plait.adapters.sites import SiteKind
 from plait.platform.config import CacheConfig, KVGroup
 from plait.platform.errors import ModelUnsupported
 from plait.platform.kv.pages import DTYPES, create_pages
+from plait.platform.model.native.ropes import rotate
+from plait.platform.ops._native import has_kernels
 from plait.platform.ops.gated_activation import gated_activation
 from plait.platform.ops.kv_write import kv_write
 from plait.platform.ops.linear import linear
 from plait.platform.ops.paged_attention import paged_attention
 from plait.platform.ops.rms_norm import rms_norm
 from plait.speculative.eagle_config import HeadConfig, read_head_config
+from plait.speculative.eagle_program import Drafted, HeadRunner, Starts, Threads, rope_table
 from plait.speculative.eagle_weights import HeadWeights, Kept, load_weights
 
 if TYPE_CHECKING:
     from plait.platform.executor import Executor
+
+_MAX_EMBEDDING_BYTES = 64 << 20  # of a head's own tokens, kept for whole rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,20 +56,23 @@ class HeadRows:
     block_table: Tensor  # int32 [S, B]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTarget:
+    """What a head has to know of the model that it drafts for."""
+
+    taps: tuple[int, ...]
+    kv_dtype: str
+    num_positions: int
+    embed: Callable[[Tensor], Tensor]
+    threads: Threads | None  # those that run it as a program; None: torch computes it
+
+
 class EagleHead:
     """One head and its pages, tied to the target whose hidden rows it was trained on."""
 
-    def __init__(
-        self,
-        config: HeadConfig,
-        weights: HeadWeights,
-        *,
-        taps: tuple[int, ...],
-        kv_dtype: str,
-        embed: Callable[[Tensor], Tensor],
-    ) -> None:
+    def __init__(self, config: HeadConfig, weights: HeadWeights, target: HeadTarget) -> None:
         self.config = config
-        self.taps = taps  # for `Executor.forward_tapped`
+        self.taps = target.taps  # for `Executor.forward_tapped`
         self.weight_bytes = weights.num_bytes
         self.kv_group = KVGroup(
             layers=(0,),
@@ -73,9 +81,16 @@ class EagleHead:
             head_size=config.head_size,
         )
         self._weights = weights
-        self._kv_dtype = kv_dtype
-        self._embed = embed
-        self._rope = _rope(config)
+        self._kv_dtype = target.kv_dtype
+        self._embed = target.embed
+        self._rope = rope_table(config.rope, target.num_positions)
+        self._runner: HeadRunner | None = None
+        if target.threads is not None:
+            own = _own_embeddings(config, weights, target.embed)
+            self._runner = HeadRunner(
+                config, weights, self._rope, embeddings=own, threads=target.threads
+            )
+            self.weight_bytes += self._runner.num_bytes
         self._pages: Tensor | None = None
 
     @property
@@ -115,7 +130,11 @@ class EagleHead:
         It is what the row behind it takes in a draft.
         """
         w, eps = self._weights, self.config.eps
-        embeds = rms_norm(self._embed(rows.token_ids), w.embed_norm, eps)
+        embeds = self._embed(rows.token_ids)
+        if self._runner is not None:
+            assert self._pages is not None, "allocate comes first"
+            return self._runner.forward(embeds, rows, self._pages)
+        embeds = rms_norm(embeds, w.embed_norm, eps)
         normed = rms_norm(rows.hidden, w.hidden_norm, eps)
         residual = normed if self.config.norm_before_residual else rows.hidden
         x = residual + self._attend(torch.cat([embeds, normed], dim=1), rows)
@@ -129,6 +148,18 @@ class EagleHead:
         normed = rms_norm(hidden, w.norm, self.config.eps)
         return linear(normed, w.lm_head, out_dtype=torch.float32)
 
+    @property
+    def drafts_greedily(self) -> bool:
+        """Whether `draft` can be asked."""
+        return self._runner is not None and self._runner.drafts
+
+    @torch.inference_mode()
+    def draft(self, starts: Starts) -> Drafted:
+        """A whole round: the likeliest tokens, one behind the other, as the head numbers them."""
+        assert self._runner is not None, "ask `drafts_greedily` first"
+        assert self._pages is not None, "allocate comes first"
+        return self._runner.draft(starts, self._pages)
+
     def _attend(self, x: Tensor, rows: HeadRows) -> Tensor:
         w, config, pages = self._weights, self.config, self._pages
         assert pages is not None, "allocate comes first"
@@ -139,7 +170,11 @@ class EagleHead:
             query, key = rotated[:, :num_heads], rotated[:, num_heads:]
             query, key = rms_norm(query, w.q_norm, config.eps), rms_norm(key, w.k_norm, config.eps)
             rotated = torch.cat([query, key], dim=1)
-        rotated = self._rope(rotated, rows.positions)
+        self._rope.fill(1 + int(rows.positions.max()))
+        cos, sin = self._rope.cos[rows.positions], self._rope.sin[rows.positions]
+        rotated = rotate(
+            rotated.transpose(0, 1), cos, sin, is_interleaved=False, round_products=False
+        ).transpose(0, 1)
         query, key = rotated[:, :num_heads], rotated[:, num_heads:]
         kv_write(pages, 0, key, value, rows.slot_mapping)
         out = paged_attention(
@@ -154,11 +189,17 @@ class EagleHead:
         return linear(out.flatten(1), w.o, w.o_bias)
 
 
-def load_head(directory: Path, executor: Executor, kept: Kept | None = None) -> EagleHead:
+def load_head(
+    directory: Path,
+    executor: Executor,
+    kept: Kept | None = None,
+    threads: Threads = Threads(),  # noqa: B008 (frozen)
+) -> EagleHead:
     """Load a head for the model of `executor`. `kept`: what its matrices are, else numbers.
 
-    Tables that it does not have are the model's. Raises `ModelUnsupported` where the head is not
-    served, or was made for another model.
+    Tables that it does not have are the model's, and what computes the model computes it, by
+    `threads` where that is a program. Raises `ModelUnsupported` where the head is not served, or
+    was made for another model.
     """
     config = read_head_config(directory)
     _check_target(config, executor)
@@ -174,7 +215,28 @@ def load_head(directory: Path, executor: Executor, kept: Kept | None = None) -> 
     if weights.embed is None:
         _check_width(config, executor, "embed_tokens.weight")
     embed = executor.embed if weights.embed is None else _table(weights.embed)
-    return EagleHead(config, weights, taps=taps, kv_dtype=executor.kv_dtype, embed=embed)
+    is_native = executor.model.executor == "native" and has_kernels()
+    target = HeadTarget(
+        taps=taps,
+        kv_dtype=executor.kv_dtype,
+        num_positions=executor.model.context_length,
+        embed=embed,
+        threads=threads if is_native else None,
+    )
+    return EagleHead(config, weights, target)
+
+
+def _own_embeddings(
+    config: HeadConfig, weights: HeadWeights, embed: Callable[[Tensor], Tensor]
+) -> Tensor | None:
+    """Rows of the head's own tokens; None where they would take much memory."""
+    ids = weights.target_ids
+    if ids is None and weights.embed is not None:
+        return weights.embed
+    size = config.draft_vocab_size * config.hidden_size * weights.norm.itemsize
+    if size > _MAX_EMBEDDING_BYTES:
+        return None
+    return embed(torch.arange(config.vocab_size) if ids is None else ids).to(weights.norm.dtype)
 
 
 def _check_width(config: HeadConfig, executor: Executor, name: str) -> None:
@@ -214,21 +276,3 @@ def _check_target(config: HeadConfig, executor: Executor) -> None:
                 f"{model.name} has {there}: use a head that was trained for this model",
                 param="draft_model",
             )
-
-
-def _rope(config: HeadConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    rotary: Any = LlamaRotaryEmbedding(config.layer)
-    frequencies, scale = rotary.inv_freq.float(), float(rotary.attention_scaling)
-    # Of a pair the first turns by -sin, the second by sin. A pair is half a head apart.
-    frequencies = torch.cat([-frequencies, frequencies])
-    half = len(frequencies) // 2
-
-    def apply(x: Tensor, positions: Tensor) -> Tensor:
-        angles = positions[:, None, None] * frequencies
-        wide = x.float()
-        turned = wide * (angles.cos() * scale) + wide.roll(half, 2) * (angles.sin() * scale)
-        return turned.to(x.dtype)
-
-    return apply

@@ -35,6 +35,10 @@ class Want:
     sequence: Sequence
     after: tuple[int, ...] = ()  # drafts that are there already; more are to go on behind them
     limit: int  # at most so many, those in `after` not counted
+    # So many more while the chance of all so far is no less than `floor`, for a source that has
+    # chances; others leave it.
+    extra: int = 0
+    floor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

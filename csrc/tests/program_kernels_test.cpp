@@ -1,11 +1,12 @@
-// Runs layer_norm, rope and residual over awkward sizes on buffers of exact size, for sanitizers:
-// built by tests/model/native/test_runner_memory.py without torch. Values are small powers of two,
-// so that results are exact on every instruction set.
+// Runs layer_norm, rope, residual and best_token over awkward sizes on buffers of exact size, for
+// sanitizers: built by tests/model/native/test_runner_memory.py without torch. Values are small
+// powers of two, so that results are exact on every instruction set.
 
 #include <cmath>
 #include <cstdio>
 #include <vector>
 
+#include "best_token.h"
 #include "cpu_features.h"
 #include "layer_norm.h"
 #include "residual.h"
@@ -107,27 +108,45 @@ void run_residual(const plait::ResidualKernels& kernels, CpuIsa isa, size_t size
   expect(right, "residual", isa, size);
 }
 
+using BestTokenKernel = plait::BestToken (*)(const float* logits, size_t size);
+
+void run_best_token(BestTokenKernel kernel, CpuIsa isa, size_t size) {
+  for (size_t best = 0; best < size; ++best) {
+    std::vector<float> logits(size, -200.0f);  // next to nothing beside the largest
+    logits[best] = 3.0f;
+    logits[size - 1] = 3.0f;  // as large, perhaps: the first counts
+    const plait::BestToken found = kernel(logits.data(), size);
+    const bool is_alone = best == size - 1;
+    expect(found.index == best && found.chance == (is_alone ? 1.0f : 0.5f), "best_token", isa,
+           size);
+  }
+  std::vector<float> broken(size, 1.0f);
+  broken[size / 2] = NAN;
+  expect(std::isnan(kernel(broken.data(), size).chance), "best_token of NaN", isa, size);
+}
+
 template <class T>
 void run_all(CpuIsa isa, plait::LayerNormKernel norm, plait::RopeKernel rope,
-             const plait::ResidualKernels& residual) {
+             const plait::ResidualKernels& residual, BestTokenKernel best_token) {
   if (isa > plait::best_cpu_isa()) return;
   for (const size_t size : {1, 2, 3, 4, 7, 8, 15, 16, 17, 34, 64, 70, 130}) {
     run_layer_norm<T>(norm, isa, size);
     run_rope<T>(rope, isa, 2 * size, true);
     run_rope<T>(rope, isa, 2 * size, false);
     run_residual<T>(residual, isa, size);
+    run_best_token(best_token, isa, size);
   }
 }
 
 template <class T>
 void run_on_every_instruction_set() {
   run_all<T>(CpuIsa::kPlain, plait::layer_norm_plain, plait::rope_plain,
-             plait::residual_kernels_plain());
+             plait::residual_kernels_plain(), &plait::best_token_plain);
 #if PLAIT_HAS_X86_SOURCES
   run_all<T>(CpuIsa::kAvx2, plait::layer_norm_avx2, plait::rope_avx2,
-             plait::residual_kernels_avx2());
+             plait::residual_kernels_avx2(), &plait::best_token_avx2);
   run_all<T>(CpuIsa::kAvx512, plait::layer_norm_avx512, plait::rope_avx512,
-             plait::residual_kernels_avx512());
+             plait::residual_kernels_avx512(), &plait::best_token_avx512);
 #endif
 }
 

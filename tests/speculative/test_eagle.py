@@ -1,185 +1,25 @@
-"""EAGLE heads against plain fp64 torch, under a real target, scheduler and sampler."""
+"""Drafts of EAGLE heads against plain fp64 torch, under a real target, scheduler and sampler."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
-from support.eagle_heads import HeadShape, ReferenceHead, head_tensors, write_head
-from support.tiny_models import VOCAB_SIZE, make_checkpoint, make_model
+from support.eagle_heads import HeadShape, ReferenceHead
+from support.eagle_world import (
+    BLOCK_SIZE,
+    NUM_LAYERS,
+    NUM_SCRATCH,
+    PROMPTS,
+    World,
+    comparison,
+    load_target,
+    make_head,
+)
+from support.tiny_models import VOCAB_SIZE
 
-from plait.platform.batch import build
-from plait.platform.config import CacheConfig, Options, SchedulerConfig
-from plait.platform.core import AdapterUse, Request, SamplingParams, SequenceState, Speculation
-from plait.platform.errors import ConfigError, ModelUnsupported
-from plait.platform.head_loading import find_head, load_drafting_head
-from plait.platform.model import load_model
+from plait.platform.config import CacheConfig
 from plait.platform.sampling import Sampler
-from plait.platform.scheduler import Scheduler
-from plait.speculative.eagle import EagleSource, HeadBounds
-from plait.speculative.eagle_config import is_head, read_head_config
-from plait.speculative.eagle_head import load_head
-from plait.speculative.eagle_weights import Kept
-from plait.speculative.source import Want
-
-NUM_LAYERS = 5
-BLOCK_SIZE = 4
-NUM_SCRATCH = 24
-PROMPTS = ([5, 9, 31], list(range(40, 51)), [7], [200, 3, 3, 17, 90, 12, 250, 41], [60] * 25)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    """A loaded model without pages, and transformers' own in fp64."""
-    return load_target(tmp_path_factory.mktemp("target"))
-
-
-def load_target(path, **options):
-    fields = {"seed": 3, "num_hidden_layers": NUM_LAYERS}
-    directory = make_checkpoint("llama", path, **fields)
-    loaded = load_model(Options(model=str(directory), dtype="float32", progress=False, **options))
-    return loaded.executor, make_model("llama", **fields).double()
-
-
-def make_head(path, shape=None, seed=1):
-    shape = shape or HeadShape()
-    tensors = head_tensors(shape, seed)
-    return write_head(path, shape, tensors), shape, tensors
-
-
-def greedy(_sequence, _drafts, row, *, masked):
-    assert not masked
-    return int(row.argmax())
-
-
-class World:
-    """What an engine does with a head, and nothing else."""
-
-    def __init__(self, target, head, *, num_blocks=64, rows=16, caching=True, **source):
-        self.executor, self.peer = target
-        groups = tuple(replace(g, num_blocks=num_blocks) for g in self.executor.kv_groups)
-        cache = CacheConfig(
-            block_size=BLOCK_SIZE, groups=groups, dtype="float32", enable_prefix_caching=caching
-        )
-        bounds = SchedulerConfig(
-            max_model_len=200, max_num_seqs=8, max_num_batched_tokens=rows, max_num_queued=100
-        )
-        self.executor.allocate(cache)
-        self.scheduler = Scheduler(bounds, cache, ())
-        self.sampler = Sampler(VOCAB_SIZE, ())
-        source.setdefault("choose", greedy)
-        loaded = load_head(head, self.executor)
-        loaded.allocate(num_blocks + NUM_SCRATCH, BLOCK_SIZE)
-        self.source = EagleSource(
-            loaded,
-            HeadBounds(
-                block_size=BLOCK_SIZE,
-                group=0,
-                num_blocks=num_blocks,
-                num_scratch=NUM_SCRATCH,
-                vocab_size=VOCAB_SIZE,
-                eos_token_ids=(),
-            ),
-            **source,
-        )
-        self.unfinished = []
-        self.steps_tapped = []
-
-    def add(self, prompt, max_tokens=8, request_id=None, **fields):
-        params = SamplingParams(
-            max_tokens=max_tokens,
-            temperature=fields.pop("temperature", 0.0),
-            n=fields.pop("n", 1),
-            ignore_eos=True,
-        )
-        request = Request(
-            request_id=request_id or f"r{len(self.unfinished)}-{self.scheduler._step_id}",
-            prompt_token_ids=tuple(prompt),
-            params=params,
-            **fields,
-        )
-        end = len(prompt) + max_tokens
-        self.unfinished += self.scheduler.add(request, seed=11, max_total_tokens=end)
-        return self.unfinished[-1]
-
-    def lacking_one(self):
-        running = [s for s in self.unfinished if s.state is SequenceState.RUNNING]
-        return [s for s in running if len(s.tokens) - s.num_computed_tokens == 1]
-
-    def propose(self, limit=4, after=()):
-        """Drafts for every sequence that lacks one token, by sequence."""
-        lacking = self.lacking_one()
-        wants = [Want(sequence=s, limit=limit, after=after) for s in lacking]
-        drafts = self.source.propose(wants)
-        return {s.seq_id: (s, draft) for s, draft in zip(lacking, drafts, strict=True)}
-
-    def step(self):
-        plan = self.scheduler.plan(0.0)
-        batch = build(plan, BLOCK_SIZE)
-        taps = None
-        if self.source.wants_taps(plan):
-            hidden, taps = self.executor.forward_tapped(batch, self.source.taps)
-        else:
-            hidden = self.executor.forward(batch)
-        self.steps_tapped.append(taps is not None)
-        result = self.sampler.sample(plan, batch, hidden, self.executor)
-        self.source.ingest(plan, batch, taps, result)
-        self.scheduler.commit(plan, result, lambda _sequence, _token: None)
-        for sequence in [s for s in self.unfinished if s.finish_reason is not None]:
-            self.source.release(sequence)
-            self.unfinished.remove(sequence)
-        self.source.check_integrity(self.unfinished)
-        return plan
-
-    def run(self, check, limit=4, drafts=None, after=()):
-        """Run to the end; `check` sees every proposal, `drafts` says what is verified instead."""
-        num_checked = 0
-        while self.unfinished:
-            for sequence, draft in self.propose(limit, after).values():
-                num_checked += check(sequence, draft)
-                room = sequence.max_total_tokens - len(sequence.tokens) - 1
-                chosen = drafts(sequence) if drafts else (draft.tokens if draft else ())
-                sequence.drafts[:] = list(chosen)[:room]
-            self.step()
-        return num_checked
-
-    @torch.no_grad()
-    def taps_of(self, tokens):
-        """The peer's rows between its layers, fp64."""
-        out = self.peer(torch.tensor([tokens]), output_hidden_states=True)
-        rows = [out.hidden_states[tap][0] for tap in self.source.taps]
-        assert max(self.source.taps) < NUM_LAYERS, "the last one is behind the norm"
-        return torch.cat(rows, dim=-1)
-
-    @torch.no_grad()
-    def truth(self, tokens, count):
-        """What the target says next, greedily."""
-        tokens = list(tokens)
-        for _ in range(count):
-            logits = self.peer(torch.tensor([tokens])).logits[0, -1]
-            tokens.append(int(logits.argmax()))
-        return tokens[-count:]
-
-
-def comparison(world, shape, tensors, limit=4, after=()):
-    """A check that each draft is the reference's greedy chain, with its probabilities."""
-    embeddings = world.peer.get_input_embeddings().weight.detach()
-    reference = ReferenceHead(shape, tensors, embeddings)
-
-    def check(sequence, draft):
-        tokens = list(sequence.tokens)
-        rows = reference.chain(world.taps_of(tokens)[:-1], tokens, limit)
-        assert draft is not None
-        assert draft.source == "eagle"
-        assert draft.tokens == tuple(int(row.argmax()) for row in rows)
-        wanted = [float(row.softmax(-1).max()) for row in rows]
-        assert draft.chances == pytest.approx(wanted, rel=1e-4)
-        return 1
-
-    return check
-
 
 SHAPES = {
     "original": HeadShape(),
@@ -196,53 +36,16 @@ SHAPES = {
 }
 
 
+@pytest.mark.parametrize("in_one_call", [True, False], ids=["a round a call", "a depth a call"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_drafts_are_the_reference_s_greedy_chain(shape, target, tmp_path):
+def test_drafts_are_the_reference_s_greedy_chain(shape, in_one_call, target, tmp_path):
     path, _, tensors = make_head(tmp_path, shape)
-    world = World(target, path)
+    world = World(target, path, takes_likeliest=lambda _sequence: in_one_call)
     for prompt in PROMPTS:
         world.add(prompt)
     check = comparison(world, shape, tensors)
     assert world.run(check) >= 20
     assert world.source.figures["faults"] == 0
-
-
-def test_a_head_without_logit_rows_has_the_model_s(target, tmp_path):
-    shape = HeadShape()
-    tensors = head_tensors(shape, 1)
-    known = tensors["d2t"] + torch.arange(shape.draft_vocab_size)
-    own = tensors.pop("lm_head.weight")
-    path = write_head(tmp_path, shape, tensors)
-    rows = target[1].lm_head.weight.detach()[known].float()
-    assert rows.shape == own.shape
-    world = World(target, path)
-    for prompt in PROMPTS:
-        world.add(prompt)
-    check = comparison(world, shape, {**tensors, "lm_head.weight": rows})
-    assert world.run(check) >= 20
-
-
-@pytest.mark.parametrize(("bits", "error"), [(8, 0.02), (4, 0.25)])
-def test_matrices_of_a_head_can_be_kept_as_codes(bits, error, target, tmp_path):
-    path, shape, _ = make_head(tmp_path)
-    heads = [load_head(path, target[0], kept) for kept in (Kept(), Kept(bits=bits))]
-    rows = torch.randn(9, shape.hidden_size, generator=torch.Generator().manual_seed(1))
-    exact, near = (head.logits(rows) for head in heads)
-    assert 0 < (near - exact).norm() / exact.norm() < error
-    assert heads[1].weight_bytes < heads[0].weight_bytes
-
-
-def test_a_head_is_kept_as_the_model_is(target, tmp_path):
-    path, *_ = make_head(tmp_path)
-    sizes = {}
-    for quantization in ("auto", "int8"):
-        options = Options(model="x", draft_model=str(path), quantization=quantization)
-        sizes[quantization] = load_drafting_head(path, options, target[0]).sizes.weight_bytes
-    assert sizes["int8"] == sizes["auto"], "the options are what the model was loaded with"
-    (tmp_path / "target").mkdir()
-    executor, _ = load_target(tmp_path / "target", quantization="int8")
-    loaded = load_drafting_head(path, Options(model="x", draft_model=str(path)), executor)
-    assert loaded.sizes.weight_bytes < 0.6 * sizes["auto"]
 
 
 def test_drafts_are_right_after_accepted_and_rejected_ones(target, tmp_path):
@@ -282,103 +85,6 @@ def test_a_draft_goes_on_behind_that_of_others(target, tmp_path):
     reference = ReferenceHead(shape, tensors, torch.zeros(1))
     again = reference.chain(world.taps_of(tokens)[:-1], tokens, 6)
     assert whole.tokens == tuple(int(row.argmax()) for row in again)
-
-
-def test_a_cached_prefix_that_the_head_saw_gives_the_same_drafts(target, tmp_path):
-    path, shape, tensors = make_head(tmp_path)
-    world = World(target, path)
-    check = comparison(world, shape, tensors)
-    first = world.add(PROMPTS[4], max_tokens=6)
-    world.run(check)
-    again = world.add([*first.tokens, 9, 8, 7], max_tokens=6)
-    assert world.run(check) >= 2
-    assert again.num_cached_tokens >= len(PROMPTS[4])
-    assert world.source.figures["unseen_sequences"] == 0
-
-
-def test_siblings_share_what_their_leader_saw(target, tmp_path):
-    path, shape, tensors = make_head(tmp_path)
-    world = World(target, path)
-    world.add(PROMPTS[4], n=3)
-    assert world.run(comparison(world, shape, tensors)) >= 12
-    assert world.source.figures["unseen_sequences"] == 0
-
-
-def test_a_cached_prefix_that_the_head_did_not_see_gives_no_drafts(target, tmp_path):
-    path, shape, tensors = make_head(tmp_path)
-    world = World(target, path, follows=lambda s: s.request.speculation.enabled)
-    off = Speculation(enabled=False)
-    silent = world.add(PROMPTS[4], speculation=off)
-    world.run(lambda _sequence, draft: draft is not None and pytest.fail("not followed"))
-    assert not any(world.steps_tapped)
-    again = world.add(PROMPTS[4])
-    other = world.add(PROMPTS[3])
-    check = comparison(world, shape, tensors)
-
-    def per_sequence(sequence, draft):
-        assert world.source.takes(sequence) == (draft is not None)
-        return (draft is None) if sequence is again else check(sequence, draft)
-
-    assert world.run(per_sequence) >= 8
-    assert again.num_cached_tokens > 0
-    assert again.output_token_ids == silent.output_token_ids
-    assert other.output_token_ids == world.truth(PROMPTS[3], 8)
-    assert world.source.figures["unseen_sequences"] == 1
-
-
-def test_blocks_reused_by_a_sequence_that_is_not_followed_count_as_unseen(target, tmp_path):
-    path, *_ = make_head(tmp_path)
-    world = World(target, path, num_blocks=12, follows=lambda s: s.request.speculation.enabled)
-    world.add(PROMPTS[4])
-    world.run(lambda *_: 0)
-    # The same text without the head, in a world so small that blocks are taken anew.
-    world.add([1, *range(100, 130)], speculation=Speculation(enabled=False))
-    world.run(lambda *_: 0)
-    world.add(PROMPTS[4], speculation=Speculation(enabled=False))
-    world.run(lambda *_: 0)
-    world.add(PROMPTS[4])
-    assert world.run(lambda _sequence, draft: draft is None) > 0
-    assert world.source.figures["unseen_sequences"] == 1
-
-
-def test_prefixes_are_told_apart_by_adapters(target, tmp_path):
-    """Also by those that change no K and V: they can still change what is tapped."""
-    path, *_ = make_head(tmp_path)
-    world = World(target, path)
-    blocks = world.source._blocks
-    plan_of = []
-    world.add(PROMPTS[4])
-    while world.unfinished:
-        plan_of.append(world.step())
-    first = next(span for plan in plan_of for span in plan.spans)
-    use = AdapterUse(generation="ab" * 32)
-    request = replace(first.sequence.request, adapters=(use,))
-    sequence = replace(first.sequence, seq_id=77, request=request)
-    span = replace(plan_of[1].spans[0], sequence=sequence)
-    assert not blocks.begin(span, is_wanted=True).is_followed
-    plain = replace(first.sequence, seq_id=78)
-    del blocks._states[77]
-    assert span.start > 0
-    span = replace(span, start=4, num_tokens=4, sequence=plain)
-    assert blocks.begin(span, is_wanted=True).is_followed
-
-
-def test_a_preempted_sequence_is_followed_again(target, tmp_path):
-    path, shape, tensors = make_head(tmp_path)
-    world = World(target, path, num_blocks=20, caching=True)
-    for prompt in (PROMPTS[4], PROMPTS[1], [*PROMPTS[4], 3]):
-        world.add(prompt, max_tokens=20)
-    sequences = list(world.unfinished)
-    check = comparison(world, shape, tensors)
-
-    def seen(sequence, draft):
-        return 0 if draft is None else check(sequence, draft)
-
-    assert world.run(seen, limit=4) >= 30
-    assert sum(s.num_preemptions for s in sequences) > 0
-    for sequence in sequences:
-        prompt = list(sequence.request.prompt_token_ids)
-        assert sequence.output_token_ids == world.truth(prompt, 20)
 
 
 def test_a_row_s_drafts_do_not_depend_on_its_neighbours(target, tmp_path):
@@ -455,9 +161,10 @@ def test_a_mask_forbids_and_ends_chains(target, tmp_path):
     assert draft is None
 
 
-def test_chains_end_at_end_tokens_and_below_the_floor(target, tmp_path):
+@pytest.mark.parametrize("in_one_call", [True, False], ids=["a round a call", "a depth a call"])
+def test_chains_end_at_end_tokens_and_below_the_floor(in_one_call, target, tmp_path):
     path, *_ = make_head(tmp_path)
-    world = World(target, path)
+    world = World(target, path, takes_likeliest=lambda _sequence: in_one_call)
     world.add(PROMPTS[1])
     while not world.lacking_one():
         world.step()
@@ -469,9 +176,12 @@ def test_chains_end_at_end_tokens_and_below_the_floor(target, tmp_path):
     end = whole.tokens.index(whole.tokens[1]) + 1
     assert ended.tokens == whole.tokens[:end]
     sequence.request = plain
-    world.source.floor = whole.chances[0] * whole.chances[1] * 1.01
-    ((_, short),) = world.propose(5).values()
-    assert short.tokens == whole.tokens[:2]
+    floor = whole.chances[0] * whole.chances[1] * 1.01
+    for limit, length in ((1, 2), (3, 3)):  # what is asked for is drafted however unlikely it is
+        ((_, short),) = world.propose(limit, extra=5 - limit, floor=floor).values()
+        assert short.tokens == whole.tokens[:length]
+    ((_, long),) = world.propose(1, extra=4, floor=0.0).values()
+    assert long.tokens == whole.tokens
 
 
 def test_a_round_without_room_is_shorter(target, tmp_path):
@@ -540,138 +250,3 @@ def test_taps_are_what_transformers_has_between_layers(kind, tmp_path):
     torch.testing.assert_close(taps.double(), wanted, rtol=1e-4, atol=1e-4)
     if kind == "torch":
         assert not any(module._forward_hooks for module in executor._backbone.layers)
-
-
-# --- refusals ---------------------------------------------------------------------------------
-
-
-def test_a_named_head_is_found_and_told_of(target, tmp_path):
-    path, *_ = make_head(tmp_path / "a-head")
-    options = Options(draft_model=str(path), block_size=BLOCK_SIZE, max_draft_tokens=6)
-    assert find_head(options) == path
-    loaded = load_drafting_head(path, options, target[0])
-    assert loaded.group == 0
-    assert loaded.sizes.weight_bytes == loaded.head.weight_bytes
-    assert loaded.sizes.bytes_per_block == loaded.head.kv_group.bytes_per_block(BLOCK_SIZE, 4)
-    assert loaded.notes == (
-        "draft: a-head, an EAGLE-3 head on what layers 2, 3, 4 of the model are given",
-        "draft: it knows 120 of 307 tokens, and drafts no others",
-    )
-    model = make_checkpoint("llama", tmp_path / "model", tokenizer=False)
-    assert find_head(replace(options, draft_model=str(model))) is None
-    with pytest.raises(ConfigError, match="--draft: there is no file or directory") as refusal:
-        find_head(replace(options, draft_model=str(tmp_path / "nothing at all")))
-    assert refusal.value.param == "draft_model"
-    other = write_head(path, replace(HeadShape(), vocab_size=400), head_tensors(HeadShape()))
-    with pytest.raises(ModelUnsupported, match="--draft: the draft head a-head was made for a"):
-        load_drafting_head(other, options, target[0])
-
-
-def test_only_heads_are_taken_for_heads(target, tmp_path):
-    path, *_ = make_head(tmp_path / "head")
-    assert is_head(path)
-    assert is_head(make_head(tmp_path / "other", HeadShape(form="speculators"))[0])
-    assert not is_head(make_checkpoint("llama", tmp_path / "model", tokenizer=False))
-    assert not is_head(tmp_path / "nothing")
-
-
-CONFIGS = {
-    "EAGLE-3 alone": {"architectures": ["LlamaForCausalLMEagle"]},
-    "2 layers": {"num_hidden_layers": 2},
-    "layers of deepseek_v3": {"model_type": "deepseek_v3"},
-    "rope scaling of type dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-    "activation relu": {"hidden_act": "relu"},
-    "sliding_attention": {"layer_types": ["sliding_attention"]},
-    "hidden rows of 128, and": {"target_hidden_size": 128},
-    "a vocabulary of 300, and": {"vocab_size": 300},
-    r"after 2, 3, 9 layers, and the model has 5": {"eagle_aux_hidden_state_layer_ids": [2, 3, 9]},
-    "no list of numbers": {"eagle_aux_hidden_state_layer_ids": ["a"]},
-    "use_aux_hidden_state": {"eagle_config": {"use_aux_hidden_state": False}},
-    r"fc.weight of shape \[64, 192\].*\[64, 128\]": {"eagle_aux_hidden_state_layer_ids": [2, 3]},
-}
-
-
-@pytest.mark.parametrize("words", CONFIGS)
-def test_a_head_that_does_not_fit_is_refused_by_name(words, target, tmp_path):
-    path, shape, _ = make_head(tmp_path / "a-head")
-    (path / "config.json").write_text(json.dumps({**shape.config, **CONFIGS[words]}))
-    with pytest.raises(ModelUnsupported, match=f"draft head a-head .*{words}") as refusal:
-        load_head(path, target[0])
-    assert refusal.value.param == "draft_model"
-
-
-def _without(name):
-    return lambda tensors: tensors.pop(name)
-
-
-TENSORS = {
-    r"lacks midlayer\.|lacks layers\.0\.hidden_norm\.weight \[64\]": _without(
-        "layer.hidden_norm.weight"
-    ),
-    r"lacks d2t \[120\]": _without("d2t"),
-    r"no place for: layers\.0\.self_attn\.q_proj\.bias": lambda t: t.update(
-        {"layer.self_attn.q_proj.bias": torch.zeros(64)}
-    ),
-    r"midlayer\.self_attn\.k_proj\.weight of shape \[32, 64\].*\[32, 128\]": lambda t: t.update(
-        {"layer.self_attn.k_proj.weight": torch.zeros(32, 64)}
-    ),
-    r"d2t that does not lead to 120 of 307 tokens": lambda t: (
-        t["d2t"].fill_(1).sub_(torch.arange(120))
-    ),
-}
-
-
-@pytest.mark.parametrize("words", TENSORS)
-def test_weights_that_do_not_fit_are_refused_by_name(words, target, tmp_path):
-    shape = HeadShape()
-    tensors = head_tensors(shape)
-    TENSORS[words](tensors)
-    path = write_head(tmp_path / "a-head", shape, tensors)
-    with pytest.raises(ModelUnsupported, match=words):
-        load_head(path, target[0])
-
-
-def test_a_head_of_another_width_needs_its_own_embeddings(target, tmp_path):
-    shape = HeadShape(hidden_size=48, head_size=12, own_embeddings=False)
-    path = write_head(tmp_path, shape, head_tensors(shape))
-    with pytest.raises(ModelUnsupported, match=r"no embed_tokens\.weight of its own"):
-        load_head(path, target[0])
-
-
-def test_pickled_weights_are_refused(target, tmp_path):
-    path, *_ = make_head(tmp_path)
-    (path / "model.safetensors").rename(path / "pytorch_model.bin")
-    with pytest.raises(ModelUnsupported, match="pickles"):
-        load_head(path, target[0])
-
-
-def test_layers_are_counted_as_the_form_counts_them(tmp_path):
-    """On the top level after how many layers; under eagle_config, where 1 comes first, one less."""
-    cases = [
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, (1, 2, 3)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}}, (2, 3, 4)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]}}, (2, 3, 4)),
-        ({}, None),
-    ]
-    for i, (fields, taps) in enumerate(cases):
-        path, shape, _ = make_head(tmp_path / str(i), HeadShape(taps=None))
-        (path / "config.json").write_text(json.dumps({**shape.config, **fields}))
-        config = read_head_config(path)
-        assert config.taps == taps
-    assert config.taps_of(32) == (2, 16, 29)
-
-
-def test_memory_is_told(target, tmp_path):
-    path, shape, tensors = make_head(tmp_path)
-    head = load_head(path, target[0])
-    floats = [t.numel() for name, t in tensors.items() if t.is_floating_point()]
-    pads = 8 * 64  # 120 tokens of the head in tiles of 16
-    assert head.weight_bytes == 4 * (sum(floats) + pads) + 8 * shape.draft_vocab_size
-    assert head.kv_group.bytes_per_block(BLOCK_SIZE, 4) == 2 * 2 * 16 * BLOCK_SIZE * 4
-
-
-def test_a_truncated_file_is_refused(target, tmp_path):
-    path, *_ = make_head(tmp_path)
-    save_file({"x": torch.zeros(1)}, path / "model.safetensors")
-    with pytest.raises(ModelUnsupported, match="lacks"):
-        load_head(path, target[0])

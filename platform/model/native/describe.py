@@ -137,7 +137,7 @@ def _text(op: Any) -> str:
     if isinstance(op, ScaleOp):
         return f"r{op.output} *= {op.scale:g}"
     if isinstance(op, CopyOp):
-        return f"r{op.input}"
+        return f"r{op.input}[{op.start}:]" if op.start else f"r{op.input}"
     if isinstance(op, AddEmbedsOp):
         return f"r{op.output} += level {op.level} of images"
     assert isinstance(op, CallOp)

@@ -173,7 +173,11 @@ def _scale(op: ScaleOp, _: _Tensors) -> list[int]:
     return [op.output, _bits(op.scale)]
 
 
-def _copy(op: CopyOp | CallOp, _: _Tensors) -> list[int]:
+def _copy(op: CopyOp, _: _Tensors) -> list[int]:
+    return [op.input, op.output, op.start]
+
+
+def _call(op: CallOp, _: _Tensors) -> list[int]:
     return [op.input, op.output]
 
 
@@ -200,7 +204,7 @@ _ENCODERS: Sequence[tuple[type, str, Callable[[Any, _Tensors], list[int]]]] = (
     (CopyOp, "copy", _copy),
     (TapOp, "tap", _tap),
     (AddEmbedsOp, "add_embeds", _add_embeds),
-    (CallOp, "call", _copy),
+    (CallOp, "call", _call),
 )
 _KINDS = {kind: (number, fields) for number, (kind, _, fields) in enumerate(_ENCODERS)}
 _NAMES = {kind: name for kind, name, _ in _ENCODERS}

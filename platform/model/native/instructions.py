@@ -167,10 +167,11 @@ class ScaleOp:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CopyOp:
-    """`output = input`."""
+    """`output = input`, or as many of its columns as the output has, from `start` on."""
 
     output: int
     input: int
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

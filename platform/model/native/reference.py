@@ -141,7 +141,8 @@ class _Step:
         self.r[op.output] *= op.scale
 
     def CopyOp(self, op: CopyOp) -> None:  # noqa: N802
-        self.r[op.output].copy_(self.r[op.input])
+        output = self.r[op.output]
+        output.copy_(self.r[op.input][:, op.start : op.start + output.shape[1]])
 
     def TapOp(self, op: TapOp) -> None:  # noqa: N802
         self.taps[op.layer] = self.r[op.input].clone()

@@ -75,7 +75,7 @@ class Runner:
         self._phases = (*encoded.phases, "lora")
         self._calls = [(i, op) for i, op in enumerate(program.code) if isinstance(op, CallOp)]
         self._end = len(program.code)
-        self._handle: int = torch.ops.plait.program_new(
+        self.handle: int = torch.ops.plait.program_new(
             encoded.code,
             encoded.tensors,
             "".join(f"{name}\n" for name in encoded.names),
@@ -88,7 +88,7 @@ class Runner:
         )
         self._step: Callable[..., tuple[Tensor, Tensor]] = torch.ops.plait.program_step.default
         self._in_step = threading.Lock()
-        self._free = weakref.finalize(self, torch.ops.plait.program_free.default, self._handle)
+        self._free = weakref.finalize(self, torch.ops.plait.program_free.default, self.handle)
 
     def run(self, rows: Tensor, step: StepInputs) -> Tensor:
         """Hidden rows `[T, D]` for embedded `rows` `[T, D]`, which stay as they are.
@@ -119,7 +119,7 @@ class Runner:
     ) -> tuple[Tensor, Tensor]:
         first_call = self._calls[0][0] if self._calls else self._end
         outputs = self._step(
-            self._handle,
+            self.handle,
             rows,
             step.positions,
             step.query_start,
@@ -137,18 +137,18 @@ class Runner:
         ends = [place for place, _ in self._calls[1:]] + [self._end]
         for (place, call), end in zip(self._calls, ends, strict=False):
             self._call(call, rows)
-            torch.ops.plait.program_resume(self._handle, place + 1, end)
+            torch.ops.plait.program_resume(self.handle, place + 1, end)
         return outputs
 
     def _call(self, call: CallOp, rows: Tensor) -> None:
         """Let torch compute one instruction, over a copy of its input."""
         given = rows.new_empty((len(rows), self._widths[call.input]))
-        torch.ops.plait.program_read(self._handle, call.input, given)
+        torch.ops.plait.program_read(self.handle, call.input, given)
         module: Any = call.module
         found: Tensor = module(given)
         if found.shape != (len(rows), self._widths[call.output]) or found.dtype != rows.dtype:
             raise InternalError(f"{call.name} gave {list(found.shape)} of {found.dtype}")
-        torch.ops.plait.program_write(self._handle, call.output, found.contiguous())
+        torch.ops.plait.program_write(self.handle, call.output, found.contiguous())
 
     def counters(self, *, reset: bool = False) -> list[PhaseCount]:
         """What the steps took so far, by kind of instruction; those that never ran are left out.
@@ -156,7 +156,7 @@ class Runner:
         What adapters took is the phase "lora", and not part of the linears that they change.
         """
         counts = torch.empty((len(self._phases), len(ROW_CLASSES), 4), dtype=torch.int64)
-        torch.ops.plait.program_counters(self._handle, counts, reset)
+        torch.ops.plait.program_counters(self.handle, counts, reset)
         return [
             PhaseCount(
                 phase=phase,

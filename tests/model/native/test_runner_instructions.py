@@ -160,6 +160,17 @@ def test_heads_that_lie_apart(dtype: torch.dtype) -> None:
     assert torch.equal(ours, theirs)
 
 
+@every_size
+@every_dtype
+def test_columns_are_copied(num_rows: int, dtype: torch.dtype) -> None:
+    x = Values(dtype).rows(num_rows, 50)
+    for start in (0, 7, 30):
+        op = CopyOp(output=1, input=0, start=start)
+        ours, theirs = run_one(op, x, out_width=20)
+        assert torch.equal(ours, x[:, start : start + 20])
+        assert torch.equal(theirs, ours)
+
+
 @every_dtype
 @pytest.mark.parametrize("has_grid", [False, True])
 def test_rope_of_a_grid(dtype: torch.dtype, has_grid: bool) -> None:

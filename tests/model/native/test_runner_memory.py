@@ -5,7 +5,7 @@ from pathlib import Path
 
 from support import sanitized
 
-OWN_KERNELS = ("layer_norm", "residual", "rope")
+OWN_KERNELS = ("best_token", "layer_norm", "residual", "rope")
 OTHERS = (
     "activation",
     "attention_checks",

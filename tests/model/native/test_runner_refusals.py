@@ -61,6 +61,10 @@ WRONG_PROGRAMS: dict[str, tuple[Program, str]] = {
         of(CopyOp(output=1, input=1), widths=(8, 8)),
         "register 1, which nothing has written",
     ),
+    "columns beyond the input": (
+        of(CopyOp(output=1, input=0, start=SIZES.qkv - 63)),
+        "copies columns 65 to 129 of register 0, which has 128",
+    ),
     "no output": (of(), "nothing writes the output"),
     "no columns": (of(widths=(0, 1)), "0 columns"),
     "weight of other inputs": (
