@@ -96,6 +96,20 @@ class Economy:
             depths[depths.index(max(depths))] -= 1
         return depths
 
+    def least_reach(
+        self, source: str, wanted: SequenceOf[Whose], draft_seconds: Callable[[int], float]
+    ) -> float:
+        """From which chance of all of a draft on another token is worth drafting and verifying.
+
+        A token more holds as often as the first of a draft does.
+        """
+        step, num = self._step, len(wanted)
+        if not num or not step.token_s:
+            return 1.0
+        chances = [self.acceptance.expected(whose, source, 1)[0] for whose in wanted]
+        more_s = step.load.ladder(self.cost, 1)[1] + draft_seconds(num) / num
+        return more_s / step.token_s / max(sum(chances) / num, 0.01)
+
     def taken(self, source: str) -> None:
         """Drafts of a source are verified that `choose` was not asked for."""
         if self.ledger.is_due(source):

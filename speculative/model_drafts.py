@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Rows that a draft model always lags behind: those of drafts of others that held, and the last.
 SMALL_LAG = 32
+# Tokens that a head may draft beyond what pays on the whole, while it is sure.
+MAX_EXTRA = 3
 
 Chain = tuple["Draft", ...]
 Promise = Callable[["Whose", Chain], float]  # tokens that drafts are expected to bring
@@ -111,6 +113,9 @@ class ModelDrafts:
         ]
         if not asked:
             return
+        if self._head is not None:
+            limits = [r.want.limit for r, depth in zip(rivals, depths, strict=True) if depth]
+            asked = self._going_on(asked, limits)
         drafts = self._source.propose([rival.want for rival in asked])
         self._book()
         for rival, draft in zip(asked, drafts, strict=True):
@@ -123,6 +128,18 @@ class ModelDrafts:
             elif promise(rival.whose, (draft,)) > promise(rival.whose, rival.text):
                 chains[rival.place] = (*rival.forced, draft)
 
+    def _going_on(self, asked: SequenceOf[Rival], limits: SequenceOf[int]) -> list[Rival]:
+        """The same, who may draft beyond what pays on the whole, where the head is sure enough."""
+        name, cost = self._source.name, self._cost.seconds
+        floor = self._economy.least_reach(name, [rival.whose for rival in asked], cost)
+        if floor >= 1:
+            return list(asked)
+        found = []
+        for rival, limit in zip(asked, limits, strict=True):
+            extra = min(MAX_EXTRA, limit - rival.want.limit)
+            found.append(replace(rival, want=replace(rival.want, extra=extra, floor=floor)))
+        return found
+
     def _book(self) -> None:
         """What the last round took: catching up is an investment, the rest this step's cost."""
         last = self._source.last
@@ -130,6 +147,16 @@ class ModelDrafts:
         self._invested_s += caught_up_s
         self._economy.ledger.spend(self._source.name, last.seconds - caught_up_s)
         self._tally.drafting(self._source.name, last.seconds)
+        self._measure()
+
+    def calibrate(self, want: Want) -> None:
+        """Draft for nothing but to learn what it takes."""
+        if self._source.takes(want.sequence) and self._source.lag(want.sequence) <= SMALL_LAG:
+            self._source.propose([want])
+            self._measure()
+
+    def _measure(self) -> None:
+        last = self._source.last
         if last.num_forwards and not last.num_catch_up_rows:
             num_rows = round(last.num_rows / last.num_forwards)
             self._cost.measured(num_rows, last.seconds / last.num_forwards)

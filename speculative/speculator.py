@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 FORCED = "grammar"
 # Sequences from which on asking for all, 0.1 ms each, takes a share of a step that is felt.
 MANY = 16
+CALIBRATED_DEPTH = 2  # of what a model drafts so as to learn what it costs
 MAX_FAULTS = 3  # in a row, until nothing is drafted any more
 
 
@@ -127,6 +128,8 @@ class Speculator(Strand):
         if self._is_calibrating:
             length = min(self._calibration.popleft(), room // len(sequences))
             for sequence in sequences:
+                if self._model is not None:
+                    self._model.calibrate(Want(sequence=sequence, limit=CALIBRATED_DEPTH))
                 sequence.drafts[:] = [0] * length
                 sequence.draft_probs.clear()
             return

@@ -272,3 +272,15 @@ def test_drafts_never_displace_prompts() -> None:
         num_steps += 1
     assert num_steps <= 1 + -(-90 // 15)
     assert answers([*events, *drain(engine, strand)]) == known
+
+
+def test_calibration_tells_what_a_model_s_drafts_take():
+    """Before the first request: at the guess that it would else be, nobody would ask it."""
+    asked = [request("a", max_tokens=12)]
+    known = plain(asked)
+    model = oracle(outputs(known), seconds=0.003)
+    engine, strand, speculator = drafting(model)
+    speculator.calibrate((0, 2))
+    assert outputs(answers(run(engine, strand, asked))) == outputs(known)
+    assert model.num_asked >= 2
+    assert speculator._model._cost.seconds(1) == pytest.approx(0.003)
