@@ -10,6 +10,7 @@ from support.grammars import WIDTH
 from plait.platform.engine import Engine
 from plait.speculative.cost import StepCost
 from plait.speculative.economy import Economy
+from plait.speculative.following import Following
 from plait.speculative.speculator import Speculator
 
 FREE_ROWS = {1: 1.0, 4096: 1.0}
@@ -50,11 +51,19 @@ def set_economy(drafter: Speculator, economy: Economy) -> None:
         drafter._model._economy = economy
 
 
+class Always(Following):
+    """Goes along, or catches up, with each sequence, whatever that costs."""
+
+    takes_on = stays = True  # type: ignore[assignment]
+
+
 def draft_whatever_it_costs(engine: Engine) -> Speculator:
     """Have an engine that was started as usual draft as though rows were free."""
     drafter = engine._drafter
     assert isinstance(drafter, Speculator)
     set_economy(drafter, Economy(FixedCost(FREE_ROWS)))
+    if drafter._model is not None:
+        drafter._model._following = Always()
     return drafter
 
 

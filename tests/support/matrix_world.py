@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jsonschema import Draft202012Validator
-from support.drafting import EagerEconomy, set_economy
+from support.drafting import Always, EagerEconomy, set_economy
 from support.peft_adapters import fill_adapter, quiet
 from support.served import closed
 from support.tiny_models import make_tokenizer
@@ -38,7 +38,6 @@ from plait.platform.core import (
 from plait.platform.drafting import NoDrafts
 from plait.platform.messages import LoadAdapter
 from plait.platform.start import start_engine
-from plait.speculative.following import Following
 from plait.speculative.source import Draft, Want
 from plait.speculative.speculator import Speculator
 from plait.structured.compiler import Compiler
@@ -174,12 +173,6 @@ class _Only:
         return self._inner.propose(wants)
 
 
-class _Always(Following):
-    """Catches up with each sequence, whatever that costs."""
-
-    takes_on = stays = True  # type: ignore[assignment]
-
-
 # --- the engine ----------------------------------------------------------------------------------
 
 
@@ -208,7 +201,7 @@ class Woven:
         self.drafter = drafter
         set_economy(drafter, EagerEconomy())
         assert drafter._model is not None
-        drafter._model._following = _Always()  # type: ignore[assignment]
+        drafter._model._following = Always()
         if by_cell:
             drafter._texts = tuple(_Only(text, "ngram") for text in drafter._texts)
             drafter._constraints = _Only(drafter._constraints, "forced")
