@@ -16,7 +16,7 @@ inline QuantizedWeight check_quantized_weight(const torch::stable::Tensor& blob,
   STD_TORCH_CHECK(in_features > 0 && out_features >= 0 && (bits == 4 || bits == 8) &&
                       (group == 0 || group == 16 || group == 32 || group == 64 || group == 128) &&
                       scales >= 0 && scales <= (group == 0 ? 1 : 2) && zero_point >= -1 &&
-                      zero_point <= 255,
+                      zero_point <= (bits == 4 ? kMostPairZeroPoint : 255),
                   "plait::quantized_linear: ", out_features, " x ", in_features, " at ", bits,
                   " bits in groups of ", group, " about ", zero_point, " is no weight");
   QuantizedWeight weight{};

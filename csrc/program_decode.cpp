@@ -202,7 +202,7 @@ Operation read_quantized_linear(Fields& f) {
   const int64_t bits = f.integer(4, 8, "bits");
   const int64_t group = f.integer(0, 128, "a group of");
   const int64_t scales = f.integer(0, 2, "scales of type");
-  const int64_t zero_point = f.integer(-1, 255, "zero point");
+  const int64_t zero_point = f.integer(-1, bits == 4 ? kMostPairZeroPoint : 255, "zero point");
   weight.exact = f.flag();
   op.bias = f.vector("bias", weight.out_features, true);
   op.leaf = f.integer(-1, std::numeric_limits<int32_t>::max(), "leaf");

@@ -75,10 +75,23 @@ PLAIT_INLINE void interleave(const char* from, size_t stride, size_t steps, char
   }
 }
 
+// What a row's sums begin with where minimums are not stored, see QuantizedJob.
 template <class Q, Codes kCodes, int kRows>
+PLAIT_INLINE int32_t first_sums(int zero_point, int32_t sum, const int8_t* codes, size_t group) {
+  if constexpr (Q::kPairs && kCodes != Codes::kBytes) {
+    const int32_t first = Q::sum_of_first_pairs(codes, group);
+    const auto low = static_cast<uint16_t>(-zero_point * first);
+    const auto high = static_cast<uint16_t>(-zero_point * (sum - first));
+    return static_cast<int32_t>(static_cast<uint32_t>(high) << 16 | low);
+  } else {
+    return (Q::template zero_code<kCodes, kRows>() - zero_point) * sum;
+  }
+}
+
+template <class Q, Codes kCodes, bool kMins, int kRows>
 void pack_panel_rows(const QuantizedWeight& weight, const QuantizedRows& from, size_t first_row,
                      char* panel) {
-  constexpr size_t kBytes = Q::template step_bytes<kCodes>();
+  constexpr size_t kBytes = Q::template step_bytes<kCodes, kRows, kMins>();
   const size_t group = weight.row_group();
   const size_t steps = group / kStepInputs;
   const int8_t* codes = from.codes + first_row * from.row_bytes;
@@ -98,11 +111,15 @@ void pack_panel_rows(const QuantizedWeight& weight, const QuantizedRows& from, s
     PLAIT_UNROLL
     for (size_t r = 0; r < kRows; ++r) {
       const size_t place = r * from.row_groups + g;
-      const float product = scales[place] * static_cast<float>(sums[place]);
-      const int32_t offset = weight.zero_point * sums[place];
       std::memcpy(panel + 4 * r, scales + place, 4);
-      std::memcpy(panel + 4 * (kRows + r),
-                  weight.has_mins ? static_cast<const void*>(&product) : &offset, 4);
+      if constexpr (kMins) {
+        const float offset = scales[place] * static_cast<float>(sums[place]);
+        std::memcpy(panel + 4 * (kRows + r), &offset, 4);
+      } else {
+        const int32_t offset = first_sums<Q, kCodes, kRows>(weight.zero_point, sums[place],
+                                                            codes + r * from.row_bytes, group);
+        std::memcpy(panel + 4 * (kRows + r), &offset, 4);
+      }
     }
     panel += 8 * kRows;
   }
@@ -110,36 +127,41 @@ void pack_panel_rows(const QuantizedWeight& weight, const QuantizedRows& from, s
 
 using PackRows = void (*)(const QuantizedWeight&, const QuantizedRows&, size_t, char*);
 
-template <class Q, Codes kCodes, int kRows>
+template <class Q, Codes kCodes, bool kMins, int kRows>
 constexpr PackRows pack_rows_if_it_fits() {
   if constexpr (kRows <= Q::kMaxRows) {
-    return &pack_panel_rows<Q, kCodes, kRows>;
+    return &pack_panel_rows<Q, kCodes, kMins, kRows>;
   } else {
     return nullptr;
   }
 }
 
-template <class Q, Codes kCodes>
+template <class Q, Codes kCodes, bool kMins>
 PackRows find_pack_rows(size_t rows) {
   static constexpr PackRows kTable[] = {
       nullptr,
-      pack_rows_if_it_fits<Q, kCodes, 1>(),
-      pack_rows_if_it_fits<Q, kCodes, 2>(),
-      pack_rows_if_it_fits<Q, kCodes, 3>(),
-      pack_rows_if_it_fits<Q, kCodes, 4>(),
-      pack_rows_if_it_fits<Q, kCodes, 5>(),
-      pack_rows_if_it_fits<Q, kCodes, 6>(),
-      pack_rows_if_it_fits<Q, kCodes, 7>(),
-      pack_rows_if_it_fits<Q, kCodes, 8>(),
+      pack_rows_if_it_fits<Q, kCodes, kMins, 1>(),
+      pack_rows_if_it_fits<Q, kCodes, kMins, 2>(),
+      pack_rows_if_it_fits<Q, kCodes, kMins, 3>(),
+      pack_rows_if_it_fits<Q, kCodes, kMins, 4>(),
+      pack_rows_if_it_fits<Q, kCodes, kMins, 5>(),
+      pack_rows_if_it_fits<Q, kCodes, kMins, 6>(),
+      pack_rows_if_it_fits<Q, kCodes, kMins, 7>(),
+      pack_rows_if_it_fits<Q, kCodes, kMins, 8>(),
   };
   return kTable[rows];
+}
+
+template <class Q, Codes kCodes>
+PackRows find_pack_rows(size_t rows, bool has_mins) {
+  return has_mins ? find_pack_rows<Q, kCodes, true>(rows) : find_pack_rows<Q, kCodes, false>(rows);
 }
 
 template <class Q>
 void pack_rows(const QuantizedWeight& weight, const QuantizedRows& from, size_t first_row,
                size_t rows, char* panel) {
-  const PackRows pack = weight.bits == 4 ? find_pack_rows<Q, Codes::kSmall>(rows)
-                                         : find_pack_rows<Q, Codes::kBytes>(rows);
+  const PackRows pack = weight.bits == 4 ? find_pack_rows<Q, Codes::kSmall>(rows, weight.has_mins)
+                                         : find_pack_rows<Q, Codes::kBytes>(rows, weight.has_mins);
   pack(weight, from, first_row, panel);
 }
 

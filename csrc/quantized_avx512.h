@@ -28,7 +28,6 @@ struct Avx512Quant {
   }
   static V::F scale_once(V::F scale, V::F code, V::F min) { return V::fma(scale, code, min); }
   static V::F to_float(I v) { return _mm512_cvtepi32_ps(v); }
-  static I minus(I v, const void* offset) { return _mm512_sub_epi32(v, broadcast(offset)); }
   template <int kBits, int kShift>
   static I bits(I v) {
     return _mm512_and_si512(_mm512_srli_epi32(v, kShift), _mm512_set1_epi32((1 << kBits) - 1));
@@ -37,6 +36,30 @@ struct Avx512Quant {
   static I high_nibbles(I v) {
     return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15));
   }
+  template <Codes, int>
+  static constexpr int zero_code() {
+    return 0;
+  }
+
+  template <bool kMins, int kRows>
+  static PLAIT_INLINE void begin(const char* offsets, I (&sums)[kRows][kVecs]) {
+    PLAIT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      sums[r][0] = kMins ? _mm512_setzero_si512() : broadcast(offsets + 4 * r);
+    }
+  }
+
+  // Of the first two codes of each step.
+  static int32_t sum_of_first_pairs(const int8_t* codes, size_t count) {
+    __m128i sums = _mm_setzero_si128();
+    for (size_t i = 0; i < count; i += 16) {
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
+      const __m128i pairs = _mm_maddubs_epi16(_mm_set1_epi8(1), bytes);
+      sums = _mm_add_epi32(sums, _mm_madd_epi16(pairs, _mm_set1_epi32(1)));
+    }
+    return _mm512_reduce_add_epi32(_mm512_zextsi128_si512(sums));
+  }
+
   // See quantized_linear_avx2.cpp.
   static PLAIT_INLINE void pin(I& v) { __asm__("" : "+v"(v)); }
 

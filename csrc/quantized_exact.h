@@ -129,7 +129,8 @@ template <class Q>
 constexpr QuantizedKernels make_quantized_kernels() {
   return {&quantize_rows_of<Q>,
           static_cast<size_t>(Q::kMaxRows),
-          {Q::template step_bytes<Codes::kSmall>(), Q::template step_bytes<Codes::kBytes>()},
+          {Q::template step_bytes<Codes::kSmall, 2, false>(),
+           Q::template step_bytes<Codes::kBytes, 2, false>()},
           &pack_rows<Q>,
           &run_quantized<Q>,
           static_cast<size_t>(kMaxPanelRows<typename Q::V>),

@@ -8,7 +8,8 @@
 //
 // Memory gives most where several places are read in turn and each line is fetched once, shortly
 // ahead. So one row takes three tiles at a time that lie far apart: on a core that could read
-// 24 GB/s it got 17 GB/s from one place, 22 GB/s from two, 24 GB/s from three.
+// 24 GB/s it got 17 GB/s from one place, 22 GB/s from two, 24 GB/s from three. Where a kernel has
+// little to compute, the processor's own prefetchers do that better alone, see kFetches.
 
 #pragma once
 
@@ -20,8 +21,10 @@ namespace plait {
 // A chunk of rows, in panels, against some of the tiles.
 //
 // A panel holds a few rows, one row group after the other: [steps][rows][4 codes], then [rows]
-// scales, then [rows] offsets: what stands for the sum of the group's codes beside each scale. With
-// stored minimums that is a float, scale * sum, else an int32, zero_point * sum.
+// scales, then [rows] offsets. With stored minimums they stand for the sum of the group's codes
+// beside each scale: scale * sum, in fp32. Else sums of products begin with them: -zero_point *
+// sum, in an int32; or, where products of 4-bit codes are summed in int16, in two: of the first and
+// the last two codes of each step.
 struct QuantizedJob {
   LinearJob output;  // where results go, and the bias
   QuantizedWeight weight;
@@ -33,7 +36,7 @@ struct QuantizedKernels {
   void (*quantize_rows)(const QuantizeRowsArgs& args, size_t begin, size_t end);
 
   size_t max_panel_rows;
-  size_t step_bytes[2];  // of a row in a panel: with 4-bit and with 8-bit weights
+  size_t step_bytes[2];  // of a row in a panel, at most: with 4-bit and with 8-bit weights
   // Packs `rows` rows from first_row on into one panel.
   void (*pack)(const QuantizedWeight& weight, const QuantizedRows& from, size_t first_row,
                size_t rows, char* panel);
@@ -208,29 +211,29 @@ PLAIT_INLINE void fold(const typename Q::I (&dots)[kRows][Q::kVecs], const float
   using V = typename Q::V;
   PLAIT_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    const float* const offset = ends + kRows + r;
     const auto row_scale = V::broadcast(ends[r]);
     PLAIT_UNROLL
     for (int v = 0; v < Q::kVecs; ++v) {
-      auto dot = dots[r][v];
-      if constexpr (!kMins) dot = Q::minus(dot, offset);
-      sums[r][v] = V::fma(Q::to_float(dot), V::mul(scale[v], row_scale), sums[r][v]);
-      if constexpr (kMins) sums[r][v] = V::fma(min[v], V::broadcast(*offset), sums[r][v]);
+      sums[r][v] = V::fma(Q::to_float(dots[r][v]), V::mul(scale[v], row_scale), sums[r][v]);
+      if constexpr (kMins) sums[r][v] = V::fma(min[v], V::broadcast(ends[kRows + r]), sums[r][v]);
     }
   }
 }
 
-template <class Q, Codes kCodes, int kSteps, bool kMins, int kRows, int kTiles>
-void tile_kernel(const TileCall& call) {
+// kHalves: every row group has scales of its own, as fp16. They are then loaded where they are
+// used, and take no registers meanwhile.
+template <class Q, Codes kCodes, int kSteps, bool kMins, int kRows, int kTiles, bool kHalves>
+PLAIT_INLINE void multiply_tile(const TileCall& call) {
   using V = typename Q::V;
   using F = typename V::F;
   constexpr int kVecs = Q::kVecs;
   constexpr size_t kCodeBytes = kSteps * kQuantLineBytes / (kCodes == Codes::kNibbles ? 2 : 1);
-  constexpr size_t kXBytes = kRows * kSteps * Q::template step_bytes<kCodes>();
+  constexpr size_t kXBytes = kRows * kSteps * Q::template step_bytes<kCodes, kRows, kMins>();
 
   F sums[kTiles * kRows][kVecs];
   load_sums<Q>(call, sums);
-  Headers headers(call.scales, kMins ? 2 : 1, call.group, call.factors, call.header);
+  Headers headers(kHalves ? ScaleType::kHalf : call.scales, kMins ? 2 : 1, call.group, call.factors,
+                  call.header);
   const uint8_t* codes = call.codes;
   const char* x = call.x;
   const uint8_t* next = call.next;
@@ -239,20 +242,23 @@ void tile_kernel(const TileCall& call) {
   const uint8_t* wanted = next;
   for (size_t g = 0; g < call.groups; ++g) {
     F scale[kTiles][kVecs], min[kTiles][kVecs];
-    headers.next<Q, kMins, kTiles>(call.apart, scale, min);
-    for (size_t part = 0; part < call.parts; ++part) {
-      if constexpr (kTiles > 1) {
+    if constexpr (!kHalves) headers.next<Q, kMins, kTiles>(call.apart, scale, min);
+    for (size_t part = 0; part < (kHalves ? 1 : call.parts); ++part) {
+      if constexpr (kTiles > 1 && Q::template kFetches<kCodes, kRows>) {
         wanted += next_bytes;
         next = fetch<kTiles>(next, wanted, call.apart);
-      } else {
+      } else if constexpr (kTiles == 1) {
         fetch_lines(next, next_lines);
         next += next_bytes;
       }
+      const char* const ends = x + kXBytes;
+      typename Q::I dots[kTiles][kRows][kVecs];
+      Q::template dot<kCodes, kSteps, kMins, kTiles, kRows>(codes, call.apart, x, ends + 4 * kRows,
+                                                            dots);
+      if constexpr (kHalves) headers.next<Q, kMins, kTiles>(call.apart, scale, min);
       PLAIT_UNROLL
       for (size_t t = 0; t < kTiles; ++t) {
-        typename Q::I dots[kRows][kVecs];
-        Q::template dot<kCodes, kSteps, kRows>(codes + t * call.apart, x, dots);
-        fold<Q, kMins, kRows>(dots, reinterpret_cast<const float*>(x + kXBytes), scale[t], min[t],
+        fold<Q, kMins, kRows>(dots[t], reinterpret_cast<const float*>(ends), scale[t], min[t],
                               sums + t * kRows);
       }
       codes += kCodeBytes;
@@ -266,6 +272,17 @@ void tile_kernel(const TileCall& call) {
       V::store(call.sums + static_cast<size_t>(i * kVecs + v) * V::kLanes, sums[i][v]);
     }
   }
+}
+
+template <class Q, Codes kCodes, int kSteps, bool kMins, int kRows, int kTiles>
+void tile_kernel(const TileCall& call) {
+  if constexpr (kTiles > 1) {
+    if (call.scales == ScaleType::kHalf && call.parts == 1) {
+      multiply_tile<Q, kCodes, kSteps, kMins, kRows, kTiles, true>(call);
+      return;
+    }
+  }
+  multiply_tile<Q, kCodes, kSteps, kMins, kRows, kTiles, false>(call);
 }
 
 // Several tiles at once are for codes as they are stored.
@@ -335,8 +352,9 @@ struct TileBlock {
 template <class Q, Codes kCodes>
 void multiply_tiles(const QuantizedJob& job, const TileBlock& block, float* sums) {
   const size_t row_groups = job.weight.row_groups();
+  // One row alone may be shorter, but begins at the same place.
   const size_t panel_bytes =
-      job.weight.row_group() / kStepInputs * Q::template step_bytes<kCodes>() + 8;
+      job.weight.row_group() / kStepInputs * Q::template step_bytes<kCodes, 2, false>() + 8;
   const Panels panels(job.output.rows, Q::kMaxRows);
   for (size_t p = 0; p < panels.count; ++p) {
     const size_t row = panels.first_row(p);
@@ -422,7 +440,8 @@ void run_few(const QuantizedJob& job, size_t begin, size_t end, float* sums) {
   const size_t rows = job.output.rows;
   const size_t together =
       rows <= Q::kMaxRows ? static_cast<size_t>(tiles_at_once<Q>(static_cast<int>(rows))) : 1;
-  const size_t stride = (end - begin) / together;
+  size_t stride = (end - begin) / together;
+  if (stride > 1 && stride % 2 == 0) --stride;  // even ones often meet in the same banks of memory
   for (size_t t = 0; t < together; ++t) {
     const uint8_t* const place = job.weight.blob + (begin + t * stride) * tile_bytes;
     fetch<1>(place, place + kTileAhead, 0);

@@ -17,9 +17,17 @@ struct PlainQuant {
   static constexpr size_t kDirectRows = 4;
   static constexpr Codes kUnpacked = Codes::kBytes;
 
-  template <Codes>
+  static constexpr bool kPairs = false;
+  template <Codes, int>
+  static constexpr bool kFetches = true;
+
+  template <Codes, int, bool>
   static constexpr size_t step_bytes() {
     return kStepInputs;
+  }
+  template <Codes, int>
+  static constexpr int zero_code() {
+    return 0;
   }
 
   static I load_codes(const uint8_t* p) {
@@ -44,33 +52,19 @@ struct PlainQuant {
     return result;
   }
   static V::F to_float(I v) { return __builtin_convertvector(v, V::F); }
-  static I minus(I v, const void* offset) {
-    int32_t value;
-    std::memcpy(&value, offset, sizeof(value));
-    return v - I{value, value, value, value};
-  }
   template <int kBits, int kShift>
   static I bits(I v) {
     typedef uint32_t U __attribute__((vector_size(16)));
     return (I)(((U)v >> kShift) & ((1u << kBits) - 1));
   }
 
-  template <Codes kCodes, int kSteps, int kRows>
-  static void dot(const uint8_t* codes, const char* x, I (&out)[kRows][kVecs]) {
-    int32_t sums[kRows][kQuantTileOutputs] = {};
-    for (size_t s = 0; s < kSteps; ++s) {
-      const bool halves = kCodes == Codes::kNibbles;
-      const uint8_t* line = codes + (halves ? s / 2 : s) * kQuantLineBytes;
-      const int shift = halves && s % 2 == 1 ? 4 : 0;
-      const int mask = kCodes == Codes::kBytes ? 255 : 15;
-      for (size_t r = 0; r < kRows; ++r) {
-        const auto* row = reinterpret_cast<const int8_t*>(x) + (s * kRows + r) * kStepInputs;
-        for (size_t n = 0; n < kQuantTileOutputs; ++n) {
-          for (size_t i = 0; i < kStepInputs; ++i) {
-            sums[r][n] += (line[n * kStepInputs + i] >> shift & mask) * row[i];
-          }
-        }
-      }
+  template <Codes kCodes, int kSteps, bool kMins, int kTiles, int kRows>
+  static void dot(const uint8_t* codes, size_t apart, const char* x, const char* offsets,
+                  I (&out)[kTiles][kRows][kVecs]) {
+    int32_t sums[kTiles][kRows][kQuantTileOutputs] = {};
+    for (size_t t = 0; t < kTiles; ++t, codes += apart) {
+      if constexpr (!kMins) begin<kRows>(offsets, sums[t]);
+      add<kCodes, kSteps, kRows>(codes, x, sums[t]);
     }
     std::memcpy(out, sums, sizeof(sums));
   }
@@ -112,6 +106,31 @@ struct PlainQuant {
   }
 
  private:
+  template <int kRows>
+  static void begin(const char* offsets, int32_t (&sums)[kRows][kQuantTileOutputs]) {
+    for (size_t r = 0; r < kRows; ++r) {
+      for (int32_t& sum : sums[r]) std::memcpy(&sum, offsets + 4 * r, sizeof(sum));
+    }
+  }
+
+  template <Codes kCodes, size_t kSteps, int kRows>
+  static void add(const uint8_t* codes, const char* x, int32_t (&sums)[kRows][kQuantTileOutputs]) {
+    for (size_t s = 0; s < kSteps; ++s) {
+      const bool halves = kCodes == Codes::kNibbles;
+      const uint8_t* line = codes + (halves ? s / 2 : s) * kQuantLineBytes;
+      const int shift = halves && s % 2 == 1 ? 4 : 0;
+      const int mask = kCodes == Codes::kBytes ? 255 : 15;
+      for (size_t r = 0; r < kRows; ++r) {
+        const auto* row = reinterpret_cast<const int8_t*>(x) + (s * kRows + r) * kStepInputs;
+        for (size_t n = 0; n < kQuantTileOutputs; ++n) {
+          for (size_t i = 0; i < kStepInputs; ++i) {
+            sums[r][n] += (line[n * kStepInputs + i] >> shift & mask) * row[i];
+          }
+        }
+      }
+    }
+  }
+
   static float half_to_float(uint16_t half) {
     const uint32_t exponent = half >> 10 & 31;
     const uint32_t fraction = half & 1023;

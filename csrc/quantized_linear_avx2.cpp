@@ -5,9 +5,10 @@ namespace plait {
 namespace {
 
 // Without dot instructions. Products of 4-bit codes are summed in int16: pairs by vpmaddubsw, at
-// most 2 · 15 · 127, and eight of them in a row group. Products of 8-bit codes would not fit there,
-// so bytes are widened, even and odd ones apart, and their rows come as (x0, x2), (x1, x3) in
-// int16.
+// most 2 · 15 · 127, and eight of them in a row group; on the way they may wrap, see
+// kMostPairZeroPoint. Products of 8-bit codes would not fit there, so bytes are widened, even and
+// odd ones apart, and their rows come as (x0, x2), (x1, x3) in int16. One row alone multiplies the
+// sizes of codes about 128 with itself under their signs instead: 2 · 128 · 127 does fit.
 struct Avx2Quant {
   using V = Avx2Vec;
   using I = __m256i;
@@ -16,9 +17,24 @@ struct Avx2Quant {
   static constexpr size_t kDirectRows = 8;
   static constexpr Codes kUnpacked = Codes::kSmall;
 
-  template <Codes kCodes>
+  static constexpr bool kPairs = true;
+  // Where memory gave 25 GB/s, 8-bit codes for one row came with 23 GB/s without fetching ahead and
+  // with 20 GB/s with it, 4-bit codes with 15 and 19.
+  template <Codes kCodes, int kRows>
+  static constexpr bool kFetches = kCodes != Codes::kBytes || kRows > 1;
+
+  template <Codes kCodes, int kRows, bool kMins>
+  static constexpr bool by_signs() {
+    return kCodes == Codes::kBytes && kRows == 1 && !kMins;
+  }
+  template <Codes kCodes, int kRows, bool kMins>
   static constexpr size_t step_bytes() {
-    return kCodes == Codes::kBytes ? 8 : 4;
+    return kCodes == Codes::kBytes && !by_signs<kCodes, kRows, kMins>() ? 8 : 4;
+  }
+  // What the codes of rows are multiplied with beside the weights' codes.
+  template <Codes kCodes, int kRows>
+  static constexpr int zero_code() {
+    return by_signs<kCodes, kRows, false>() ? 128 : 0;
   }
 
   static I load_codes(const uint8_t* p) {
@@ -36,7 +52,6 @@ struct Avx2Quant {
   }
   static V::F scale_once(V::F scale, V::F code, V::F min) { return V::fma(scale, code, min); }
   static V::F to_float(I v) { return _mm256_cvtepi32_ps(v); }
-  static I minus(I v, const void* offset) { return _mm256_sub_epi32(v, broadcast(offset)); }
   template <int kBits, int kShift>
   static I bits(I v) {
     return _mm256_and_si256(_mm256_srli_epi32(v, kShift), _mm256_set1_epi32((1 << kBits) - 1));
@@ -46,78 +61,148 @@ struct Avx2Quant {
   // many of them drive each other out of registers.
   static PLAIT_INLINE void pin(I& v) { __asm__("" : "+x"(v)); }
 
+  // Adds the products of codes with a step of each row to the tile's sums.
   template <int kRows>
-  static PLAIT_INLINE void add_step16(const I (&codes)[kVecs], const char* x,
-                                      I (&sums)[kRows][kVecs]) {
+  static PLAIT_INLINE void add16(I codes, const I (&rows)[kRows], I (&sums)[kRows][kVecs], int v) {
     PLAIT_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const I row = broadcast(x + 4 * r);
-      PLAIT_UNROLL
-      for (int v = 0; v < kVecs; ++v) {
-        sums[r][v] = _mm256_add_epi16(sums[r][v], _mm256_maddubs_epi16(codes[v], row));
-        pin(sums[r][v]);
-      }
+      sums[r][v] = _mm256_add_epi16(sums[r][v], _mm256_maddubs_epi16(codes, rows[r]));
+      pin(sums[r][v]);
     }
   }
-
   template <int kRows>
-  static PLAIT_INLINE void add_step32(const uint8_t* codes, const char* x,
-                                      I (&sums)[kRows][kVecs]) {
-    I even[kVecs], odd[kVecs];
-    PLAIT_UNROLL
-    for (int v = 0; v < kVecs; ++v) {
-      const I bytes = load_codes(codes + 32 * v);
-      even[v] = _mm256_and_si256(bytes, _mm256_set1_epi16(0xff));
-      odd[v] = _mm256_srli_epi16(bytes, 8);
-    }
+  static PLAIT_INLINE void add32(I words, const I (&rows)[kRows], I (&sums)[kRows][kVecs], int v) {
     PLAIT_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const I x_even = broadcast(x + 8 * r);
-      const I x_odd = broadcast(x + 8 * r + 4);
-      PLAIT_UNROLL
-      for (int v = 0; v < kVecs; ++v) {
-        sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(even[v], x_even));
-        sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(odd[v], x_odd));
-        pin(sums[r][v]);
-      }
+      sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(words, rows[r]));
+      pin(sums[r][v]);
     }
   }
-
-  template <Codes kCodes, int kSteps, int kRows>
-  static PLAIT_INLINE void dot(const uint8_t* codes, const char* x, I (&out)[kRows][kVecs]) {
+  template <int kRows>
+  static PLAIT_INLINE void load_rows(const char* x, size_t stride, I (&rows)[kRows]) {
     PLAIT_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      PLAIT_UNROLL
-      for (int v = 0; v < kVecs; ++v) out[r][v] = _mm256_setzero_si256();
-    }
-    if constexpr (kCodes == Codes::kBytes) {
-      PLAIT_UNROLL
-      for (int s = 0; s < kSteps; ++s) add_step32<kRows>(codes + 64 * s, x + 8 * kRows * s, out);
-      return;
-    }
+    for (int r = 0; r < kRows; ++r) rows[r] = broadcast(x + stride * static_cast<size_t>(r));
+  }
+
+  // A line of two steps. The low halves of all tiles pass by before the high ones, so that rows of
+  // one step alone take registers.
+  template <int kTiles, int kRows>
+  static PLAIT_INLINE void add_nibbles(const uint8_t* line, size_t apart, const char* x,
+                                       I (&sums)[kTiles][kRows][kVecs]) {
     const I low = _mm256_set1_epi8(15);
-    if constexpr (kCodes == Codes::kNibbles) {
-      PLAIT_UNROLL
-      for (int s = 0; s < kSteps; s += 2) {
-        const I line[kVecs] = {load_codes(codes + 32 * s), load_codes(codes + 32 * s + 32)};
-        const I first[kVecs] = {_mm256_and_si256(line[0], low), _mm256_and_si256(line[1], low)};
-        add_step16<kRows>(first, x + 4 * kRows * s, out);
-        const I second[kVecs] = {_mm256_and_si256(_mm256_srli_epi16(line[0], 4), low),
-                                 _mm256_and_si256(_mm256_srli_epi16(line[1], 4), low)};
-        add_step16<kRows>(second, x + 4 * kRows * (s + 1), out);
-      }
-    } else {
-      PLAIT_UNROLL
-      for (int s = 0; s < kSteps; ++s) {
-        const I step[kVecs] = {load_codes(codes + 64 * s), load_codes(codes + 64 * s + 32)};
-        add_step16<kRows>(step, x + 4 * kRows * s, out);
-      }
-    }
+    I rows[kRows];
+    load_rows<kRows>(x, 4, rows);
     PLAIT_UNROLL
-    for (int r = 0; r < kRows; ++r) {
+    for (size_t t = 0; t < kTiles; ++t) {
       PLAIT_UNROLL
       for (int v = 0; v < kVecs; ++v) {
-        out[r][v] = _mm256_madd_epi16(out[r][v], _mm256_set1_epi16(1));
+        const I bytes = load_codes(line + t * apart + 32 * static_cast<size_t>(v));
+        add16<kRows>(_mm256_and_si256(bytes, low), rows, sums[t], v);
+      }
+    }
+    load_rows<kRows>(x + 4 * kRows, 4, rows);
+    PLAIT_UNROLL
+    for (size_t t = 0; t < kTiles; ++t) {
+      PLAIT_UNROLL
+      for (int v = 0; v < kVecs; ++v) {
+        const I bytes = load_codes(line + t * apart + 32 * static_cast<size_t>(v));
+        add16<kRows>(_mm256_and_si256(_mm256_srli_epi16(bytes, 4), low), rows, sums[t], v);
+      }
+    }
+  }
+
+  template <int kTiles, int kRows>
+  static PLAIT_INLINE void add_small(const uint8_t* line, size_t apart, const char* x,
+                                     I (&sums)[kTiles][kRows][kVecs]) {
+    I rows[kRows];
+    load_rows<kRows>(x, 4, rows);
+    PLAIT_UNROLL
+    for (size_t t = 0; t < kTiles; ++t) {
+      PLAIT_UNROLL
+      for (int v = 0; v < kVecs; ++v) {
+        add16<kRows>(load_codes(line + t * apart + 32 * static_cast<size_t>(v)), rows, sums[t], v);
+      }
+    }
+  }
+
+  template <int kTiles, int kRows>
+  static PLAIT_INLINE void add_bytes(const uint8_t* line, size_t apart, const char* x,
+                                     I (&sums)[kTiles][kRows][kVecs]) {
+    I rows[kRows];
+    load_rows<kRows>(x, 8, rows);
+    PLAIT_UNROLL
+    for (size_t t = 0; t < kTiles; ++t) {
+      PLAIT_UNROLL
+      for (int v = 0; v < kVecs; ++v) {
+        const I bytes = load_codes(line + t * apart + 32 * static_cast<size_t>(v));
+        add32<kRows>(_mm256_and_si256(bytes, _mm256_set1_epi16(0xff)), rows, sums[t], v);
+      }
+    }
+    load_rows<kRows>(x + 4, 8, rows);
+    PLAIT_UNROLL
+    for (size_t t = 0; t < kTiles; ++t) {
+      PLAIT_UNROLL
+      for (int v = 0; v < kVecs; ++v) {
+        const I bytes = load_codes(line + t * apart + 32 * static_cast<size_t>(v));
+        add32<kRows>(_mm256_srli_epi16(bytes, 8), rows, sums[t], v);
+      }
+    }
+  }
+
+  template <int kTiles>
+  static PLAIT_INLINE void add_signed(const uint8_t* line, size_t apart, const char* x,
+                                      I (&sums)[kTiles][1][kVecs]) {
+    const I row = broadcast(x);
+    PLAIT_UNROLL
+    for (size_t t = 0; t < kTiles; ++t) {
+      PLAIT_UNROLL
+      for (int v = 0; v < kVecs; ++v) {
+        const I bytes = load_codes(line + t * apart + 32 * static_cast<size_t>(v));
+        const I codes = _mm256_xor_si256(bytes, _mm256_set1_epi8(static_cast<char>(0x80)));
+        const I pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(row, codes));
+        sums[t][0][v] =
+            _mm256_add_epi32(sums[t][0][v], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+        pin(sums[t][0][v]);
+      }
+    }
+  }
+
+  template <Codes kCodes, int kSteps, bool kMins, int kTiles, int kRows>
+  static PLAIT_INLINE void dot(const uint8_t* codes, size_t apart, const char* x,
+                               const char* offsets, I (&out)[kTiles][kRows][kVecs]) {
+    PLAIT_UNROLL
+    for (size_t t = 0; t < kTiles; ++t) {
+      PLAIT_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        PLAIT_UNROLL
+        for (int v = 0; v < kVecs; ++v) {
+          out[t][r][v] = kMins ? _mm256_setzero_si256() : broadcast(offsets + 4 * r);
+        }
+      }
+    }
+    constexpr size_t kStepBytes = kRows * step_bytes<kCodes, kRows, kMins>();
+    PLAIT_UNROLL
+    for (size_t s = 0; s < kSteps; s += kCodes == Codes::kNibbles ? 2 : 1, x += kStepBytes) {
+      if constexpr (kCodes == Codes::kNibbles) {
+        add_nibbles<kTiles, kRows>(codes + 32 * s, apart, x, out);
+        x += kStepBytes;
+      } else if constexpr (kCodes == Codes::kSmall) {
+        add_small<kTiles, kRows>(codes + 64 * s, apart, x, out);
+      } else if constexpr (by_signs<kCodes, kRows, kMins>()) {
+        add_signed<kTiles>(codes + 64 * s, apart, x, out);
+      } else {
+        add_bytes<kTiles, kRows>(codes + 64 * s, apart, x, out);
+      }
+    }
+    if constexpr (kCodes == Codes::kBytes) return;
+    PLAIT_UNROLL
+    for (size_t t = 0; t < kTiles; ++t) {
+      PLAIT_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        PLAIT_UNROLL
+        for (int v = 0; v < kVecs; ++v) {
+          out[t][r][v] = _mm256_madd_epi16(out[t][r][v], _mm256_set1_epi16(1));
+        }
       }
     }
   }
@@ -146,6 +231,17 @@ struct Avx2Quant {
     half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
     half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
     return _mm_cvtsi128_si32(half);
+  }
+
+  // Of the first two codes of each step.
+  static int32_t sum_of_first_pairs(const int8_t* codes, size_t count) {
+    __m128i sums = _mm_setzero_si128();
+    for (size_t i = 0; i < count; i += 16) {
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
+      const __m128i pairs = _mm_maddubs_epi16(_mm_set1_epi8(1), bytes);
+      sums = _mm_add_epi32(sums, _mm_madd_epi16(pairs, _mm_set1_epi32(1)));
+    }
+    return sum(_mm256_zextsi128_si256(sums));
   }
 
   // Returns the sum of the codes.

@@ -9,7 +9,11 @@ struct WordQuant : Avx512Quant {
   static constexpr size_t kDirectRows = 8;
   static constexpr Codes kUnpacked = Codes::kSmall;
 
-  template <Codes kCodes>
+  static constexpr bool kPairs = true;
+  template <Codes, int>
+  static constexpr bool kFetches = true;
+
+  template <Codes kCodes, int, bool>
   static constexpr size_t step_bytes() {
     return kCodes == Codes::kBytes ? 8 : 4;
   }
@@ -39,28 +43,36 @@ struct WordQuant : Avx512Quant {
   }
 
   template <Codes kCodes, int kSteps, int kRows>
-  static PLAIT_INLINE void dot(const uint8_t* codes, const char* x, I (&out)[kRows][kVecs]) {
-    PLAIT_UNROLL
-    for (int r = 0; r < kRows; ++r) out[r][0] = _mm512_setzero_si512();
+  static PLAIT_INLINE void add(const uint8_t* codes, const char* x, I (&sums)[kRows][kVecs]) {
     PLAIT_UNROLL
     for (int s = 0; s < kSteps; s += 2) {
       if constexpr (kCodes == Codes::kBytes) {
-        add_step32<kRows>(load_codes(codes + 64 * s), x + 8 * kRows * s, out);
-        add_step32<kRows>(load_codes(codes + 64 * s + 64), x + 8 * kRows * (s + 1), out);
+        add_step32<kRows>(load_codes(codes + 64 * s), x + 8 * kRows * s, sums);
+        add_step32<kRows>(load_codes(codes + 64 * s + 64), x + 8 * kRows * (s + 1), sums);
       } else if constexpr (kCodes == Codes::kNibbles) {
         const I line = load_codes(codes + 32 * s);
-        add_step16<kRows>(low_nibbles(line), x + 4 * kRows * s, out);
-        add_step16<kRows>(high_nibbles(line), x + 4 * kRows * (s + 1), out);
+        add_step16<kRows>(low_nibbles(line), x + 4 * kRows * s, sums);
+        add_step16<kRows>(high_nibbles(line), x + 4 * kRows * (s + 1), sums);
       } else {
-        add_step16<kRows>(load_codes(codes + 64 * s), x + 4 * kRows * s, out);
-        add_step16<kRows>(load_codes(codes + 64 * s + 64), x + 4 * kRows * (s + 1), out);
+        add_step16<kRows>(load_codes(codes + 64 * s), x + 4 * kRows * s, sums);
+        add_step16<kRows>(load_codes(codes + 64 * s + 64), x + 4 * kRows * (s + 1), sums);
       }
     }
     if constexpr (kCodes != Codes::kBytes) {
       PLAIT_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        out[r][0] = _mm512_madd_epi16(out[r][0], _mm512_set1_epi16(1));
+        sums[r][0] = _mm512_madd_epi16(sums[r][0], _mm512_set1_epi16(1));
       }
+    }
+  }
+
+  template <Codes kCodes, int kSteps, bool kMins, int kTiles, int kRows>
+  static PLAIT_INLINE void dot(const uint8_t* codes, size_t apart, const char* x,
+                               const char* offsets, I (&out)[kTiles][kRows][kVecs]) {
+    PLAIT_UNROLL
+    for (size_t t = 0; t < kTiles; ++t) {
+      begin<kMins, kRows>(offsets, out[t]);
+      add<kCodes, kSteps, kRows>(codes + t * apart, x, out[t]);
     }
   }
 };

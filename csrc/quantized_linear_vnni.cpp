@@ -10,7 +10,11 @@ struct VnniQuant : Avx512Quant {
   static constexpr size_t kDirectRows = 8;
   static constexpr Codes kUnpacked = Codes::kBytes;
 
-  template <Codes>
+  static constexpr bool kPairs = false;
+  template <Codes, int>
+  static constexpr bool kFetches = true;
+
+  template <Codes, int, bool>
   static constexpr size_t step_bytes() {
     return kStepInputs;
   }
@@ -24,9 +28,7 @@ struct VnniQuant : Avx512Quant {
   }
 
   template <Codes kCodes, int kSteps, int kRows>
-  static PLAIT_INLINE void dot(const uint8_t* codes, const char* x, I (&out)[kRows][kVecs]) {
-    PLAIT_UNROLL
-    for (int r = 0; r < kRows; ++r) out[r][0] = _mm512_setzero_si512();
+  static PLAIT_INLINE void add(const uint8_t* codes, const char* x, I (&sums)[kRows][kVecs]) {
     PLAIT_UNROLL
     for (int s = 0; s < kSteps; s += 2) {
       I first, second;
@@ -38,8 +40,18 @@ struct VnniQuant : Avx512Quant {
         first = load_codes(codes + 64 * s);
         second = load_codes(codes + 64 * s + 64);
       }
-      add_step<kRows>(first, x + 4 * kRows * s, out);
-      add_step<kRows>(second, x + 4 * kRows * (s + 1), out);
+      add_step<kRows>(first, x + 4 * kRows * s, sums);
+      add_step<kRows>(second, x + 4 * kRows * (s + 1), sums);
+    }
+  }
+
+  template <Codes kCodes, int kSteps, bool kMins, int kTiles, int kRows>
+  static PLAIT_INLINE void dot(const uint8_t* codes, size_t apart, const char* x,
+                               const char* offsets, I (&out)[kTiles][kRows][kVecs]) {
+    PLAIT_UNROLL
+    for (size_t t = 0; t < kTiles; ++t) {
+      begin<kMins, kRows>(offsets, out[t]);
+      add<kCodes, kSteps, kRows>(codes + t * apart, x, out[t]);
     }
   }
 };

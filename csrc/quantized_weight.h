@@ -29,6 +29,9 @@ constexpr size_t kRowGroup = 32;  // inputs of a row that share a scale, at most
 
 constexpr size_t kBlockInputs = 256;  // that share factors of scales
 
+// Of 4-bit codes, where minimums are not stored: sixteen products with codes about it fit in int16.
+constexpr int kMostPairZeroPoint = 16;
+
 enum class ScaleType : uint8_t { kHalf, kFloat, kTwoLevels };
 
 struct QuantizedWeight {
@@ -37,7 +40,7 @@ struct QuantizedWeight {
   size_t in_features;
   size_t group;    // 16, 32, 64 or 128 inputs; 0: one scale an output
   int bits;        // 4 or 8
-  int zero_point;  // where minimums are not stored
+  int zero_point;  // where minimums are not stored; of 4 bits at most kMostPairZeroPoint
   bool has_mins;   // they are stored
   ScaleType scales;
   bool exact;  // rows stay as they are, else they are quantised

@@ -25,6 +25,7 @@ ROW_GROUP = 32  # inputs of a row that share a scale when rows are quantised, at
 
 Activations = Literal["exact", "int8"]
 _GROUPS = (128, 64, 32, 16)  # that kernels know, beside one for all inputs
+_MOST_ZERO_POINT = {4: 16, 8: 255}  # by bits; sums of 4-bit codes about it fit in int16
 
 
 class Scales(enum.IntEnum):
@@ -199,7 +200,7 @@ def pack_quantized(weight: Quantized, *, activations: Activations) -> PackedQuan
     """
     _check(weight, activations)
     group, scales, mins = _kernel_group(weight)
-    zero_point = _zero_point(scales, mins)
+    zero_point = _zero_point(scales, mins, _MOST_ZERO_POINT[weight.bits])
     planes = [scales] if zero_point is not None else [scales, mins]
     kind, parts = _store_planes(planes, group)
     out_features, in_features = weight.codes.shape
@@ -316,14 +317,14 @@ def _kernel_group(weight: Quantized) -> tuple[int, Tensor, Tensor]:
     return group, scales, weight.mins.repeat_interleave(times, dim=1)[:, :groups]
 
 
-def _zero_point(scales: Tensor, mins: Tensor) -> int | None:
-    """The z for which every minimum is exactly -z * scale, if there is one in 0 … 255."""
+def _zero_point(scales: Tensor, mins: Tensor, most: int) -> int | None:
+    """The z for which every minimum is exactly -z * scale, if there is one in 0 … `most`."""
     places = scales.flatten().nonzero()
     if len(places) == 0:
         return 0 if not bool(mins.any()) else None
     first = int(places[0])
     ratio = -float(mins.flatten()[first]) / float(scales.flatten()[first])
-    zero_point = round(ratio) if 0 <= ratio <= 255 else -1
+    zero_point = round(ratio) if 0 <= ratio <= most else -1
     if zero_point < 0:
         return None
     return zero_point if torch.equal(scales.double() * -zero_point, mins.double()) else None

@@ -99,6 +99,34 @@ def test_outputs_are_exact_within_the_bound(generator, bits, group, kind, mode):
         assert_close(ops.linear(half, packed), half, packed, None)
 
 
+@pytest.mark.parametrize(
+    ("bits", "zero_point"), [(4, 0), (4, 8), (4, 16), (4, 17), (8, 0), (8, 128), (8, 255)]
+)
+@pytest.mark.parametrize("group", [16, 32, 64, 5000])
+def test_the_greatest_sums_are_exact(bits, zero_point, group):
+    """Codes and rows at their ends, where products of sixteen bits would overflow first."""
+    sign = torch.tensor([1.0, -1.0]).repeat(80)
+    pairs = torch.tensor([1.0, 1.0, -1.0, -1.0]).repeat(40)
+    rows = torch.stack([torch.ones(160), -torch.ones(160), sign, pairs, -pairs])
+    last = 2**bits - 1
+    codes = torch.stack([torch.zeros(160), torch.full((160,), last), (sign > 0) * last])
+    scales = torch.ones(3, -(-160 // group))
+    weight = Quantized(
+        codes=codes.to(torch.uint8),
+        bits=bits,
+        group=group,
+        scales=scales,
+        mins=-zero_point * scales,
+    )
+    packed = pack_quantized(weight, activations="int8")
+    assert (packed.zero_point is None) == (zero_point == 17)
+    x = rows * 127
+    expected = x @ weight.unpack().T
+    for count in (1, 2, 3, 5):
+        assert torch.equal(ops.linear(x[:count], packed), expected[:count])
+        assert torch.equal(ops.linear(x[count - 1 : count], packed), expected[count - 1 : count])
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     shape=st.tuples(st.integers(1, 80), st.integers(1, 300), st.integers(0, 20)),
