@@ -1,20 +1,23 @@
 """Have the embedded model answer many chats, and keep what a draft head learns from.
 
-Run: python examples/training/collect_answers.py FOLDER [--chats 1600]
-Beside the tokens of an answer these are the rows between the model's layers, as they are when it is
-served: the engine hands them to whatever drafts, here to a recorder. One file for each 64 chats.
-Adapters that lie in platform/demo/parts answer a share of chats of their own.
+Run: python examples/training/collect_answers.py FOLDER [--files 18] [--first 0]
+Most questions are the model's own: what it writes where a user's turn begins ("Magpie",
+arXiv:2406.08464); the others are made from lists. Beside the tokens of an answer these are the rows
+between the model's layers, as they are when it is served: the engine hands them to whatever drafts,
+here to a recorder. Adapters that lie in platform/demo/parts answer a share of chats of their own.
+About two minutes of a core for each file; files are independent, so two processes halve the time.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
+import random
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,10 +37,13 @@ if TYPE_CHECKING:
 
 SEED = 20263
 TAPS = (10, 20, 30)  # after how many of the 30 layers
-ROWS = 64  # chats at once
-MAX_TOKENS = 144
+OWN = 192  # questions of the model's own in a file, less those that it does not end
+LISTED = 32  # from lists
 TASKS = ("fields", "sql", "tone")
-TASK_ROWS = 4  # of each adapter, in each file
+TASK_ROWS = 4  # of each adapter
+MOST_ROWS = 96  # at once
+QUESTION_TOKENS = 80
+ANSWER_TOKENS = 224
 
 
 class Recorder(NoDrafts):
@@ -58,7 +64,9 @@ class Recorder(NoDrafts):
         """Keep a step's rows."""
         del result
         assert taps is not None
-        for span, (start, end) in zip(plan.spans, pairwise(batch.query_start), strict=True):
+        for span, (start, end) in zip(
+            plan.spans, itertools.pairwise(batch.query_start), strict=True
+        ):
             self.rows[span.sequence.seq_id].append(taps[start:end].half())
             self.sequences[span.sequence.seq_id] = span.sequence
 
@@ -82,42 +90,62 @@ class Recorder(NoDrafts):
 
 
 def main() -> None:
-    """Answer chats, 64 at a time."""
+    """Answer chats, file after file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--chats", type=int, default=1600)
-    parser.add_argument("--split", choices=("train", "test"), default="train")
+    parser.add_argument("--files", type=int, default=18)
+    parser.add_argument("--first", type=int, default=0, help="number of the first file")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    prompts = chats.make(options.split, SEED, options.chats)
-    began, num_tokens = time.monotonic(), 0
     adapters = {task: PARTS / task for task in TASKS if (PARTS / task).is_dir()}
+    listed = chats.make("train", SEED)
+    began, num_tokens = time.monotonic(), 0
     with LLM(
-        adapters=adapters, enable_prefix_caching=False, speculation="off", progress=False
+        adapters=adapters,
+        enable_prefix_caching=False,
+        speculation="off",
+        max_num_seqs=MOST_ROWS,
+        progress=False,
     ) as llm:
-        llm._engine._drafter = recorder = Recorder()
-        for index, at in enumerate(range(0, len(prompts), ROWS)):
-            _ask(llm, prompts[at : at + ROWS], at)
+        for number in range(options.first, options.first + options.files):
+            seed = SEED + number * 1000
+            questions = _invent(llm, seed) + random.Random(seed).sample(listed, LISTED)
+            llm._engine._drafter = recorder = Recorder()
+            _ask(llm, questions, seed)
             for task in adapters:
-                examples = importlib.import_module(f"tasks.{task}").make(
-                    options.split, SEED + at, TASK_ROWS
-                )
-                _ask(llm, [e.prompt for e in examples], at, task)
+                examples = importlib.import_module(f"tasks.{task}").make("train", seed, TASK_ROWS)
+                _ask(llm, [e.prompt for e in examples], seed, task)
+            llm._engine._drafter = NoDrafts()
             found = recorder.take()
-            save_file(found, options.folder / f"{index:03d}.safetensors")
+            save_file(found, options.folder / f"{number:03d}.safetensors")
             num_tokens += len(found["tokens"])
             seconds = time.monotonic() - began
-            sys.stdout.write(f"{at + ROWS} chats  {num_tokens} tokens  {seconds:.0f} s\n")
+            sys.stdout.write(f"{number:03d}: {num_tokens} tokens  {seconds:.0f} s\n")
             sys.stdout.flush()
 
 
-def _ask(llm: LLM, prompts: Sequence[str], seed: int, adapter: str | None = None) -> None:
+def _invent(llm: LLM, seed: int) -> list[str]:
+    """What the model writes for its user; what it did not end is left out."""
+    two = (llm.encode_chat([{"role": "user", "content": text}]) for text in "?1")
+    begin = [
+        a for a, _ in itertools.takewhile(lambda both: both[0] == both[1], zip(*two, strict=False))
+    ]
+    params = [
+        SamplingParams(temperature=1.0, top_p=0.95, seed=seed + i, max_tokens=QUESTION_TOKENS)
+        for i in range(OWN)
+    ]
+    outputs = [o.outputs[0] for o in llm.generate([begin] * OWN, params)]
+    texts = [o.text.strip() for o in outputs if o.finish_reason == "stop"]
+    return [text for text in texts if text]
+
+
+def _ask(llm: LLM, questions: Sequence[str], seed: int, adapter: str | None = None) -> None:
     """Two of three answers are the most likely ones, the third is drawn."""
     params = [
-        SamplingParams(temperature=0.7 * (i % 3 == 0), seed=seed + i, max_tokens=MAX_TOKENS)
-        for i in range(len(prompts))
+        SamplingParams(temperature=0.7 * (i % 3 == 0), seed=seed + i, max_tokens=ANSWER_TOKENS)
+        for i in range(len(questions))
     ]
-    llm.chat([[{"role": "user", "content": p}] for p in prompts], params, adapter=adapter)
+    llm.chat([[{"role": "user", "content": q}] for q in questions], params, adapter=adapter)
 
 
 if __name__ == "__main__":

@@ -117,10 +117,17 @@ class Head(nn.Module):
         return angles.cos(), angles.sin()
 
 
-def save(head: Head, folder: Path, target_ids: Tensor, config: dict[str, Any]) -> None:
+def save(
+    head: Head,
+    folder: Path,
+    target_ids: Tensor,
+    config: dict[str, Any],
+    seen: dict[str, int],
+) -> None:
     """Write the head in the original EAGLE-3 form, fp16, without the tables that are the model's.
 
-    `target_ids`: the tokens that it knows. `config`: what is told of the model.
+    `target_ids`: the tokens that it knows. `config`: what is told of the model. `seen`: what it
+    was trained on, for its card.
     """
     folder.mkdir(parents=True, exist_ok=True)
     layer, inside = "midlayer.", HEADS * HEAD_SIZE
@@ -139,7 +146,8 @@ def save(head: Head, folder: Path, target_ids: Tensor, config: dict[str, Any]) -
     }
     stored = {name: w.detach().half().contiguous() for name, w in tensors.items()}
     stored["d2t"] = target_ids - torch.arange(len(target_ids))
-    save_file(stored, folder / "model.safetensors")
+    told = {name: str(number) for name, number in seen.items()}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt", **told})
     (folder / "model.safetensors").chmod(0o644)
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],

@@ -1,7 +1,7 @@
 """Train the draft head of the embedded model on its own answers, as `collect_answers.py` kept them.
 
 Run: python examples/training/train_draft.py FOLDER
-Takes about 40 minutes on one core. Writes platform/demo/parts/draft, an EAGLE-3 head. It learns the
+Takes about an hour of one core. Writes platform/demo/parts/draft, an EAGLE-3 head. It learns the
 model's own probabilities of the token after next, then up to three deep in drafts of its own
 making.
 """
@@ -14,8 +14,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,33 +33,9 @@ LATER = 0.8  # how much each depth counts of the one before
 Chat = tuple[Tensor, Tensor, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """Steps with an optimiser of their own. The rate falls by half a cosine over `length`."""
-
-    steps: int
-    length: int
-    rate: float
-    rise: int
-    depths: tuple[float, ...] = ()  # behind which shares drafts are two, three tokens deep
-    is_whole: bool = False  # whether all tokens are told apart, or common and present ones
-
-    def rate_at(self, step: int) -> float:
-        """The learning rate."""
-        fall = 0.515 + 0.485 * math.cos(math.pi * step / self.length)
-        return self.rate * min(1.0, (step + 1) / self.rise) * fall
-
-    def depth_at(self, step: int) -> int:
-        """How many tokens deep drafts are."""
-        return 1 + sum(step >= share * self.steps for share in self.depths)
-
-
-ROUNDS = (
-    Round(steps=300, length=1218, rate=8e-4, rise=50, is_whole=True),
-    Round(steps=100, length=900, rate=1e-3, rise=20),
-    Round(steps=150, length=150, rate=8e-4, rise=5, depths=(0.5, 0.75)),
-    Round(steps=110, length=110, rate=7e-4, rise=5, depths=(0.0, 0.3)),
-)
+STEPS = 2500
+RATE, RISE = 1.2e-3, 60
+DEEPER = (0.5, 0.8)  # behind which shares of the steps drafts are two, three tokens deep
 
 
 def main() -> None:
@@ -68,13 +43,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, default=PARTS / "draft")
+    parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
     torch.manual_seed(SEED)
     chats = [chat for file in sorted(options.folder.iterdir()) for chat in load_rows(file)]
     chats = [chat for chat in chats if len(chat[0]) > chat[2] + 5]
     model, _ = load()
     trainer = Trainer(model, *_frequent(chats))
-    trainer.train(chats)
+    trainer.train(chats, options.steps)
     text = model.config
     save(
         trainer.head,
@@ -85,6 +61,11 @@ def main() -> None:
             "max_position_embeddings": text.max_position_embeddings,
             "rope_theta": text.rope_parameters["rope_theta"],
             "eagle_aux_hidden_state_layer_ids": list(TAPS),
+        },
+        {
+            "chats": len(chats),
+            "tokens": sum(len(tokens) for tokens, _, _ in chats),
+            "steps": options.steps,
         },
     )
     sys.stdout.write(f"saved {options.out.name}\n")
@@ -120,42 +101,36 @@ class Trainer:
         )
         self.head.start_from(model)
 
-    def train(self, chats: Sequence[Chat]) -> None:
+    def train(self, chats: Sequence[Chat], steps: int) -> None:
         """Go through all chats again and again, in another order each time."""
         epochs = (_batches(chats, SEED + epoch) for epoch in itertools.count())
-        batches = itertools.chain.from_iterable(epochs)
-        for number, plan in enumerate(ROUNDS, start=1):
-            self._train(plan, itertools.islice(batches, plan.steps), f"round {number}")
-
-    def _train(self, plan: Round, batches: Iterable[Sequence[Chat]], name: str) -> None:
+        batches = itertools.islice(itertools.chain.from_iterable(epochs), steps)
         parameters = list(self.head.parameters())
         optimizer = torch.optim.AdamW(parameters, weight_decay=0.01, betas=(0.9, 0.95))
         began, shown = time.monotonic(), [0.0] * 4
         for step, batch in enumerate(batches):
             for group in optimizer.param_groups:
-                group["lr"] = plan.rate_at(step)
-            loss, right = self._loss(batch, plan.depth_at(step), is_whole=plan.is_whole)
+                group["lr"] = _rate(step, steps)
+            loss, right = self._loss(batch, 1 + sum(step >= share * steps for share in DEEPER))
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(parameters, 0.5)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             now = [loss.item(), *right]
             shown = [0.95 * a + 0.05 * b if a else b for a, b in zip(shown, now, strict=True)]
-            if step % 10 == 0:
+            if step % 20 == 0:
                 seconds = time.monotonic() - began
                 rest = " ".join(f"{x:.3f}" for x in shown)
-                sys.stdout.write(f"{name}: step {step}/{plan.steps} {seconds:.0f} s  {rest}\n")
+                sys.stdout.write(f"step {step}/{steps} {seconds:.0f} s  {rest}\n")
                 sys.stdout.flush()
 
-    def _loss(
-        self, batch: Sequence[Chat], num: int, *, is_whole: bool
-    ) -> tuple[Tensor, list[float]]:
+    def _loss(self, batch: Sequence[Chat], num: int) -> tuple[Tensor, list[float]]:
         """Cross entropy with the model's probabilities, and how often both have one favourite."""
         tokens, taps = _padded(batch)
         width = self._norm.numel()
         last = functional.rms_norm(taps[:, 1:, -width:], (width,), self._norm, self._eps)
         rows = functional.embedding(tokens[:, 1:], self._embeddings)
-        table = self._table if is_whole else self._table[self._told_apart(tokens)]
+        table = self._table[self._told_apart(tokens)]
         at = _answer_rows(batch)
         with torch.no_grad():
             wanted = functional.linear(last[at], table).softmax(-1)
@@ -171,6 +146,12 @@ class Trainer:
         """Places of the common tokens, and of those that occur here."""
         here = torch.isin(self.target_ids, tokens.unique()).nonzero()[:, 0]
         return torch.cat([self._common, here]).unique()
+
+
+def _rate(step: int, steps: int) -> float:
+    """The learning rate: it rises at first, then falls by half a cosine."""
+    fall = 0.51 + 0.49 * math.cos(math.pi * step / steps)
+    return RATE * min(1.0, (step + 1) / RISE) * fall
 
 
 def _batches(chats: Sequence[Chat], seed: int) -> Iterator[Sequence[Chat]]:

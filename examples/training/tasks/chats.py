@@ -58,8 +58,8 @@ _FORMS = (
 )  # fmt: skip
 
 
-def make(split: Split, seed: int, count: int) -> list[str]:
-    """`count` different prompts of a split."""
+def make(split: Split, seed: int, count: int | None = None) -> list[str]:
+    """`count` different prompts of a split, or all of them."""
     topics, forms = _part(_TOPICS, split), _part(_FORMS, split)
     prompts = [form.format(t=topic) for topic in topics for form in forms]
     random.Random(f"{split} {seed}").shuffle(prompts)
