@@ -73,6 +73,11 @@ class Intake:
         self._check_params(params, vocab_size)
         if grammar is not None:
             self._check_constrained(params)
+        if not isinstance(speculation, Speculation | None):
+            raise BadRequest(
+                "speculation is a Speculation, such as Speculation(enabled=False), or None",
+                param="speculation",
+            )
         return Request(
             request_id=request_id,
             prompt_token_ids=prompt,

@@ -58,7 +58,8 @@ def chat_params(body: ChatCompletionRequest, limits: Limits) -> SamplingParams:
         )
     max_tokens = next(iter(wanted), None)
     if max_tokens is not None and max_tokens < 1:
-        raise BadRequest("max_completion_tokens must be at least 1", param="max_completion_tokens")
+        named = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        raise BadRequest(f"{named} must be at least 1", param=named)
     _at_most("top_logprobs", body.top_logprobs, limits.logprobs)
     return SamplingParams(
         **_same(body),

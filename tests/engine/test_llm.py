@@ -164,6 +164,14 @@ def test_what_are_no_params_are_refused_by_name(llm: LLM, params: Any) -> None:
         llm.generate("a", params)
 
 
+@pytest.mark.parametrize("speculation", [False, "off", {"enabled": False}, [None]], ids=str)
+def test_what_is_no_speculation_is_refused_by_name(llm: LLM, speculation: Any) -> None:
+    steps = llm._engine.stats.num_steps
+    with pytest.raises(BadRequest, match=r"Speculation\(enabled=False\)"):
+        llm.generate("a", GREEDY, speculation=speculation)
+    assert llm._engine.stats.num_steps == steps
+
+
 @pytest.mark.parametrize("messages", [None, "hi", {"role": "user", "content": "x"}], ids=str)
 def test_what_is_no_conversation_is_refused_by_name(llm: LLM, messages: Any) -> None:
     with pytest.raises(BadRequest, match="messages"):

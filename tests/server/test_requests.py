@@ -119,6 +119,7 @@ async def test_bad_value_names_its_field(http, engine, path, field, value):
         ({"logprobs": 1}, "logprobs"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"echo": True}, "echo"),
         ({"continue_final_message": True, "add_generation_prompt": True}, None),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
