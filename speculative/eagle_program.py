@@ -221,9 +221,6 @@ class HeadRunner:
 
 def _form(weight: Packed) -> list[int]:
     """How the kernels are told what a weight is."""
-    sizes = [weight.in_features, weight.out_features]
     if isinstance(weight, PackedWeight):
-        return sizes
-    zero_point = -1 if weight.zero_point is None else weight.zero_point
-    is_exact = weight.activations == "exact"
-    return [*sizes, weight.bits, weight.group, int(weight.scales), zero_point, int(is_exact)]
+        return [weight.in_features, weight.out_features]
+    return [*weight.form, int(weight.activations == "exact")]

@@ -6,12 +6,13 @@ A command's own module is imported when it is called, or told of in the help of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
-HELP = {"help_option_names": ["-h", "--help"]}
+if TYPE_CHECKING:
+    from plait.platform.cli.flags import Flag
 
 
 class OnDemand(TyperGroup):
@@ -41,40 +42,43 @@ def _alone(function: Callable[..., None], **options: Any) -> typer.Typer:
     return alone
 
 
+def _flagged(function: Callable[..., None], flags: tuple[Flag, ...], **options: Any) -> typer.Typer:
+    """An app of one command that takes these flags."""
+    from plait.platform.cli import table
+    from plait.platform.cli.command import EPILOG, with_flags
+
+    return _alone(with_flags(flags, table.KNOWN)(function), epilog=EPILOG, **options)
+
+
 def _serve() -> typer.Typer:
     from plait.platform.cli import serve, table
-    from plait.platform.cli.command import EPILOG, OneAdapterEach, with_flags
+    from plait.platform.cli.command import OneAdapterEach
 
-    function = with_flags(table.SERVE, table.KNOWN)(serve.serve)
-    return _alone(function, cls=OneAdapterEach, epilog=EPILOG)
+    return _flagged(serve.serve, table.SERVE, cls=OneAdapterEach)
 
 
 def _chat() -> typer.Typer:
     from plait.platform.cli import chat, table
-    from plait.platform.cli.command import EPILOG, with_flags
 
-    return _alone(with_flags(table.CHAT, table.KNOWN)(chat.chat), epilog=EPILOG)
+    return _flagged(chat.chat, table.CHAT)
 
 
 def _complete() -> typer.Typer:
     from plait.platform.cli import complete, table
-    from plait.platform.cli.command import EPILOG, with_flags
 
-    return _alone(with_flags(table.COMPLETE, table.KNOWN)(complete.complete), epilog=EPILOG)
+    return _flagged(complete.complete, table.COMPLETE)
 
 
 def _demo() -> typer.Typer:
     from plait.platform.cli import demo, table
-    from plait.platform.cli.command import EPILOG, with_flags
 
-    return _alone(with_flags(table.TOUR, table.KNOWN)(demo.demo), epilog=EPILOG)
+    return _flagged(demo.demo, table.TOUR)
 
 
 def _check() -> typer.Typer:
     from plait.platform.cli import check, table
-    from plait.platform.cli.command import EPILOG, with_flags
 
-    return _alone(with_flags(table.CHECK, table.KNOWN)(check.check), epilog=EPILOG)
+    return _flagged(check.check, table.CHECK)
 
 
 def _bench() -> typer.Typer:
@@ -125,7 +129,7 @@ app = typer.Typer(
     name="plait",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings=HELP,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 

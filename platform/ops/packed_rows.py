@@ -27,13 +27,11 @@ def packed_rows(packed: PackedWeight | PackedQuantized, ids: Tensor, dtype: torc
     ids = ids.contiguous()
     if ids.device.type != "cpu" or not _use_kernels():
         return reference_packed_rows(packed, ids, dtype)
-    sizes = (packed.in_features, packed.out_features)
     if isinstance(packed, PackedWeight):
+        sizes = (packed.in_features, packed.out_features)
         rows: Tensor = torch.ops.plait.packed_rows(packed.tiles, ids, *sizes)
         return rows.to(dtype)
-    zero_point = -1 if packed.zero_point is None else packed.zero_point
-    form = (packed.bits, packed.group, int(packed.scales), zero_point)
-    found: Tensor = torch.ops.plait.quantized_rows(packed.blob, ids, *sizes, *form, dtype)
+    found: Tensor = torch.ops.plait.quantized_rows(packed.blob, ids, *packed.form, dtype)
     return found
 
 

@@ -42,12 +42,7 @@ def _arguments(
     return (
         rows,
         packed.blob,
-        packed.in_features,
-        packed.out_features,
-        packed.bits,
-        packed.group,
-        int(packed.scales),
-        -1 if packed.zero_point is None else packed.zero_point,
+        *packed.form,
         packed.activations == "exact",
         bias,
         out_dtype,

@@ -71,6 +71,13 @@ class PackedQuantized:
     activations: Activations  # "exact": rows stay as they are; "int8": rows are quantised too
 
     @property
+    def form(self) -> tuple[int, int, int, int, int, int]:
+        """How kernels are told what `blob` holds."""
+        zero_point = -1 if self.zero_point is None else self.zero_point
+        sizes = (self.in_features, self.out_features)
+        return (*sizes, self.bits, self.group, int(self.scales), zero_point)
+
+    @property
     def num_bytes(self) -> int:
         """What it takes in memory."""
         return self.blob.numel()

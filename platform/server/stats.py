@@ -139,12 +139,12 @@ def _probe(reached: dict[str, float], labels: tuple[str, ...]) -> Iterator[Metri
     if not reached:
         return
     read = GaugeMetricFamily(
-        "plait:probe_read_gb_per_s", "10⁹ bytes a second that memory gave at start.", labels=LABELS
+        "plait:probe_read_gb_per_s", "10⁹ bytes a second that memory gave when idle.", labels=LABELS
     )
     read.add_metric(labels, reached["read"])
     products = GaugeMetricFamily(
         "plait:probe_gop_per_s",
-        "10⁹ operations a second that products reached at start, by type.",
+        "10⁹ operations a second that products reached when idle, by type.",
         labels=(*LABELS, "type"),
     )
     for kind, rate in reached.items():

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from support.images import data_url, encoded, picture
 from support.seeing import make_seeing_checkpoint
-from support.server_process import MODEL, gauge, serving, until_idle
+from support.server_process import MODEL, gauge, image_bytes, serving, until_idle
 
 pytestmark = pytest.mark.anyio
 NUM_IMAGES, NUM_REQUESTS = 8, 60
@@ -75,10 +75,8 @@ async def test_many_requests_that_share_images_are_answered_as_alone_and_leave_n
             assert refused.json()["error"]["code"] == "invalid_image"
     await until_idle(url)
     assert gauge(url, "plait:images_preparing") == 0
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
-    held = {line.split()[0]: float(line.split()[1]) for line in lines if "image_bytes{" in line}
-    kept = 'plait:image_bytes{stage="processed"}'
-    assert held.pop(kept) > 0
+    held = image_bytes(url)
+    assert held.pop("processed") > 0
     assert set(held.values()) == {0.0}
     assert 0 < gauge(url, "plait:encoder_cache_bytes") <= 24 << 10
     assert gauge(url, "plait:encoder_cache_evictions_total") > 0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-from support.server_process import gauge, serving, until_idle
+from support.http_app import sse_events
+from support.server_process import gauge, image_bytes, serving, until_idle
 
 from plait.platform.demo import questions
 
@@ -106,11 +106,11 @@ async def streamed(client: httpx.AsyncClient, body: Body) -> Choices:
     count = body.get("n", 1)
     texts, ends = [""] * count, [""] * count
     calls: list[dict[int, Any]] = [{} for _ in range(count)]
-    async with client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as lines:
-        assert lines.status_code == 200
-        data = [x[6:] async for x in lines.aiter_lines() if x.startswith("data: ")]
-    assert data.pop() == "[DONE]"
-    for event in map(json.loads, data):
+    response = await client.post("/v1/chat/completions", json=body | {"stream": True})
+    assert response.status_code == 200
+    *events, end = sse_events(response.content)
+    assert end == "[DONE]"
+    for event in events:
         assert "error" not in event, event
         for choice in event["choices"]:
             at, delta = choice["index"], choice["delta"]
@@ -153,7 +153,6 @@ async def test_64_requests_at_once_are_answered_as_alone_without_drafts_and_leav
 def check_nothing_is_left(url: str) -> None:
     assert gauge(url, "plait:images_preparing") == 0
     assert gauge(url, "vllm:num_requests_waiting") == 0
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
-    held = {line.split()[0]: float(line.split()[1]) for line in lines if "image_bytes{" in line}
-    held.pop('plait:image_bytes{stage="processed"}')  # kept on purpose
+    held = image_bytes(url)
+    held.pop("processed")  # kept on purpose
     assert set(held.values()) == {0.0}

@@ -57,6 +57,13 @@ def gauge(url: str, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
 
+def image_bytes(url: str) -> dict[str, float]:
+    """By stage, what of images is held."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    found = [line.split() for line in lines if line.startswith("plait:image_bytes{")]
+    return {name.split('"')[1]: float(value) for name, value in found}
+
+
 async def until_idle(url: str) -> None:
     async with asyncio.timeout(30):
         while gauge(url, "vllm:num_requests_running") or gauge(url, "vllm:kv_cache_usage_perc"):

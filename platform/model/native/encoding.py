@@ -122,16 +122,9 @@ def _linear(op: LinearOp, tensors: _Tensors) -> list[int]:
 def _quantized_linear(op: LinearOp, tensors: _Tensors) -> list[int]:
     weight = op.weight
     assert isinstance(weight, PackedQuantized)
-    form = [
-        weight.bits,
-        weight.group,
-        int(weight.scales),
-        -1 if weight.zero_point is None else weight.zero_point,
-        int(weight.activations == "exact"),
-    ]
-    sizes = [weight.in_features, weight.out_features]
     places = [op.input, op.output, tensors(weight.blob)]
-    return [*places, *sizes, *form, tensors(op.bias), op.leaf]
+    is_exact = int(weight.activations == "exact")
+    return [*places, *weight.form, is_exact, tensors(op.bias), op.leaf]
 
 
 def _norm_fields(op: RMSNormOp | HeadNormOp, tensors: _Tensors) -> list[int]:
