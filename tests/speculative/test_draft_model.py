@@ -153,6 +153,7 @@ class World:
             self.engine.add(request)
         while self.engine.has_unfinished:
             for event in self.engine.step():
+                assert event.error is None, event.error
                 self.events[event.request_id, event.index].append(event)
             self.num_steps += 1
             self.engine.scheduler.check_integrity()
@@ -346,6 +347,9 @@ def test_adapters_of_the_draft_model_follow_those_of_the_target(tmp_path: Path) 
         for generation, digest in digests.items():
             message = made.files.write(generation, device_bytes=8, kv_digest=digest)
             made.engine.load_adapter(message)
+            while not (answers := made.engine.take_adapter_results()):
+                made.engine.step()
+            assert answers[0].error is None
             adapter = made.files.load(generation, Path(message.directory), allow_zero_delta=False)
             made.executor.place_adapter(adapter)
         return made
