@@ -85,8 +85,11 @@ class Compiler:
         try:
             payload = backend.compile(route.kind, route.content, route.options)
         except BadRequest as error:
-            refusal = getattr(route, "refusal", None)
-            if refusal is not None and isinstance(error.__cause__, backends.LibraryError):
+            if not isinstance(error.__cause__, backends.LibraryError):
+                raise
+            if instead := getattr(route, "instead", None):
+                return self.compile_route(instead())
+            if refusal := getattr(route, "refusal", None):
                 raise refusal(str(error.__cause__)) from None
             raise
         spent += self._now()

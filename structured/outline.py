@@ -19,16 +19,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from plait.platform.errors import BadRequest, GrammarTooComplex, InvalidRegex, Unsupported
+from plait.structured import forms
 from plait.structured.backends.llguidance import json_text
+from plait.structured.forms import quoted, slashed
 from plait.structured.router import (
     MAX_TEXT_BYTES,
     Route,
     by_llguidance,
     check_choices,
+    llguidance_error,
     refused,
 )
 from plait.structured.schema import regex, whitespace
-from plait.structured.schema.normalise import normalise
+from plait.structured.schema.meaning import NARROW_OPTIONS
+from plait.structured.schema.normalise import Normalised, normalise
 from plait.structured.spec import GrammarKind, GrammarSpec
 
 if TYPE_CHECKING:
@@ -135,14 +139,19 @@ def _answer(body: dict[str, Any], spec: GrammarSpec, notes: list[str]) -> tuple[
             is_any = inner.kind is GrammarKind.JSON_OBJECT
             schema = {"type": "object"} if is_any else inner.content
             spaces = whitespace.read(inner)
-            route = _json(schema, inner, whitespace.for_llguidance(spaces))
-            notes += [*route.notes, *spaces.notes]
+            options = whitespace.for_llguidance(spaces)
+            found = _normalised(schema, inner)
+            notes += [*found.notes, *spaces.notes]
+            rules = forms.of(found, options, start="answer") if found.meaning.any_form else None
+            if rules and not llguidance_error("\n".join(["start: answer", *rules])):
+                return "answer", rules
+            route = _json(found, inner, options)
             return "answer", [f"answer: %json {json_text(route.content, route.options)}"]
         case GrammarKind.REGEX:
             return "ANSWER", [f"ANSWER: {_pattern(inner)}"]
         case GrammarKind.CHOICE:
             check_choices(inner)
-            return "answer", ["answer: " + " | ".join(_quoted(each) for each in inner.content)]
+            return "answer", ["answer: " + " | ".join(quoted(each) for each in inner.content)]
     raise Unsupported(
         f"{inner.kind} together with tools, or for a model that thinks first, is not served. Use a "
         "JSON schema, a regex or a choice; or leave tools out and turn thinking off "
@@ -164,16 +173,7 @@ def _pattern(spec: GrammarSpec) -> str:
         raise InvalidRegex(message, param=spec.param) from None
     if node == regex.NOTHING:
         raise InvalidRegex("the regular expression matches nothing", param=spec.param)
-    return _slashed(regex.render(node))
-
-
-def _slashed(pattern: str) -> str:
-    """A pattern between slashes, on one line."""
-    import llguidance
-
-    made = json.loads(llguidance.LLMatcher.grammar_from_regex(pattern))
-    text: str = made["grammars"][0]["lark_grammar"]
-    return text.removeprefix("start:").strip()
+    return slashed(regex.render(node))
 
 
 # --- tools ---
@@ -222,7 +222,7 @@ def _call(
     route = _arguments(tool, spec, notes)
     schema = json_text(route.content, route.options)
     before, after = _literal(body["before_arguments"]), _literal(body["after_arguments"])
-    return f"call_{number}: {_quoted(tool['name'])} {before} %json {schema} {after}"
+    return f"call_{number}: {quoted(tool['name'])} {before} %json {schema} {after}"
 
 
 def _arguments(tool: dict[str, Any], spec: GrammarSpec, notes: list[str]) -> Route:
@@ -233,10 +233,11 @@ def _arguments(tool: dict[str, Any], spec: GrammarSpec, notes: list[str]) -> Rou
         content=tool["schema"],
         param=tool["param"],
         strict=tool["strict"],
+        options=NARROW_OPTIONS,
     )
     options = whitespace.for_llguidance(whitespace.Whitespace(False)) | _SPACED
     try:
-        return _json(tool["schema"], inner, options)
+        return _json(_normalised(tool["schema"], inner), inner, options)
     except BadRequest as error:
         if tool["strict"]:
             raise
@@ -244,27 +245,26 @@ def _arguments(tool: dict[str, Any], spec: GrammarSpec, notes: list[str]) -> Rou
             f"tool {tool['name']!r}: its arguments are held to being an object only, not to its "
             f"schema. {error.message}"
         )
-        return _json({"type": "object"}, inner, options)
+        return _json(_normalised({"type": "object"}, inner), inner, options)
 
 
-def _json(schema: Any, spec: GrammarSpec, options: dict[str, Any]) -> Route:
+def _normalised(schema: Any, spec: GrammarSpec) -> Normalised:
     found = normalise(schema, spec)
     if found.refusals:
         raise refused(found.refusals[0], spec.param)
-    route = by_llguidance(found, spec, options)
-    assert not route.checks, "what is kept beside a grammar is refused inside of another"
-    return route
+    assert not found.checks, "what is kept beside a grammar is refused inside of another"
+    return found
+
+
+def _json(found: Normalised, spec: GrammarSpec, options: dict[str, Any]) -> Route:
+    return by_llguidance(found, spec, options)
 
 
 # --- words of the grammar ---
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=True)
-
-
 def _literal(parts: Sequence[str | int]) -> str:
-    return " ".join(f"<[{p}]>" if isinstance(p, int) else _quoted(p) for p in parts)
+    return " ".join(f"<[{p}]>" if isinstance(p, int) else quoted(p) for p in parts)
 
 
 def _escaped(text: str) -> str:

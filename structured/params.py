@@ -26,6 +26,8 @@ class StructuredOutputs:
     structural_tag: Mapping[str, Any] | str | None = None
     whitespace_pattern: str | None = None
     any_whitespace: bool = False  # spaces between JSON's tokens; by default none
+    any_form: bool | None = None  # keys in any order, 1.0 for 1; None: as '$schema' has it
+    assert_formats: bool | None = None  # hold to 'format'; None: unless '$schema' has it otherwise
     disable_additional_properties: bool = False
 
     def spec(self) -> GrammarSpec:

@@ -35,7 +35,13 @@ _OUTPUTS: dict[str, GrammarKind] = {
     "json_object": GrammarKind.JSON_OBJECT,
     "structural_tag": GrammarKind.STRUCTURAL_TAG,
 }
-_SWITCHES = ("any_whitespace", "disable_any_whitespace", "disable_additional_properties")
+_SWITCHES = (
+    "any_whitespace",
+    "any_form",
+    "assert_formats",
+    "disable_any_whitespace",
+    "disable_additional_properties",
+)
 # Of a schema's keywords: whose values map names to schemas, and whose are no schemas.
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _VALUES = frozenset({"enum", "const", "default", "examples", "required"})

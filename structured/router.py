@@ -39,7 +39,7 @@ class Route:
     schema with its keyword arguments (xgrammar) or overrides (llguidance), a regular expression
     for whole strings, an EBNF or Lark text, or a structural tag. `checks` are what the grammar
     does not hold, for `plait.structured.unique`. `refusal` words what the library has against a
-    grammar that was not built on the way.
+    grammar that was not built on the way; `instead` is the route to take then, if there is one.
     """
 
     backend: Backend
@@ -47,8 +47,10 @@ class Route:
     content: Any
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     notes: tuple[str, ...] = ()
+    any_form: bool = False  # values may be written in other forms than the usual one
     checks: bytes = b""
     refusal: Callable[[str], Exception] | None = field(default=None, compare=False)
+    instead: Callable[[], Route] | None = field(default=None, compare=False)
 
 
 def route(spec: GrammarSpec, *, build: bool = True) -> Route:
@@ -90,6 +92,17 @@ def _schema(spec: GrammarSpec, schema: Any, *, build: bool) -> Route:
 def of_written(found: Normalised, spec: GrammarSpec, *, build: bool = True) -> Route:
     """The route of a normalised schema without refusals."""
     spaces = whitespace.read(spec)
+    # Items are compared by a reader that knows one spelling of them.
+    if found.meaning.any_form and not found.checks:
+        route = _in_any_form(found, spec, spaces, build=build)
+        if route is not None:
+            return route
+    return _in_one_form(found, spec, spaces, build=build)
+
+
+def _in_one_form(
+    found: Normalised, spec: GrammarSpec, spaces: whitespace.Whitespace, *, build: bool
+) -> Route:
     is_known = xgrammar_version() in prove.PROVEN_XGRAMMAR
     # Checks need strings of one spelling.
     if is_known and not found.checks and spaces.pattern is None and prove.is_proven(found.schema):
@@ -98,6 +111,28 @@ def of_written(found: Normalised, spec: GrammarSpec, *, build: bool = True) -> R
             return _routed("xgrammar", found, options, ())
     options = whitespace.for_llguidance(spaces)
     return by_llguidance(found, spec, options, spaces.notes, build=build)
+
+
+def _in_any_form(
+    found: Normalised, spec: GrammarSpec, spaces: whitespace.Whitespace, *, build: bool
+) -> Route | None:
+    """None where no value has another form, or they cannot all be written."""
+    from plait.structured import forms
+
+    rules = forms.of(found, whitespace.for_llguidance(spaces), start="start")
+    if rules is None:
+        return None
+    text = "\n".join(rules)
+    if build and llguidance_error(text):
+        return None
+    return Route(
+        backend="llguidance",
+        kind=GrammarKind.OUTLINE,
+        content=text,
+        notes=(*found.notes, *spaces.notes),
+        any_form=True,
+        instead=lambda: _in_one_form(found, spec, spaces, build=False),
+    )
 
 
 def by_llguidance(
@@ -336,6 +371,7 @@ class Finding:
     keyword: str
     backend: Backend | None
     why: str = ""
+    asserts: bool = True  # False: it is an annotation by the schema's draft, or by the request
 
 
 def explain(spec: GrammarSpec) -> list[Finding]:
@@ -352,6 +388,8 @@ def explain(spec: GrammarSpec) -> list[Finding]:
         refusal = refusals.pop(pointer, None)
         if refusal:
             findings.append(Finding(pointer, keyword, None, f"{refusal.why}; {refusal.instead}"))
+        elif keyword == "format" and not found.meaning.asserts_formats:
+            findings.append(Finding(pointer, keyword, None, "an annotation here", asserts=False))
         else:
             why = f"xgrammar: {doubts[keyword]}" if keyword in doubts else ""
             fallback: Backend = "llguidance" if doubts else "xgrammar"

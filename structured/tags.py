@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from plait.platform.errors import InvalidGrammar, UnsupportedSchemaKeyword
 from plait.structured.router import Route, refused, xgrammar_version
 from plait.structured.schema import prove
 from plait.structured.schema.limits import Limits, check_bounds
+from plait.structured.schema.meaning import NARROW_OPTIONS
 from plait.structured.schema.normalise import normalise
 from plait.structured.schema.whitespace import MAX_RUN
 from plait.structured.spec import GrammarKind, GrammarSpec
@@ -66,7 +68,7 @@ def _schema(node: dict[str, Any], at: str, spec: GrammarSpec) -> Any:
             f"'style' or 'any_order' at {at}: not proven exact; use the style 'json', in order",
             param=spec.param,
         )
-    found = normalise(node["json_schema"], spec)
+    found = normalise(node["json_schema"], replace(spec, options=NARROW_OPTIONS))
     if found.refusals:
         raise refused(found.refusals[0], spec.param)
     for doubt in prove.doubts(found.schema):

@@ -39,6 +39,24 @@ def check(
         bool,
         typer.Option("--strict", help="As with 'strict': true.", show_default=False, metavar=""),
     ] = False,
+    any_form: Annotated[
+        bool | None,
+        typer.Option(
+            "--any-form/--one-form",
+            help="Keys in any order and 1.0 for 1, or not. By default as '$schema' has it.",
+            show_default=False,
+            metavar="",
+        ),
+    ] = None,
+    assert_formats: Annotated[
+        bool | None,
+        typer.Option(
+            "--assert-formats/--annotate-formats",
+            help="Hold to 'format', or not. By default as '$schema' has it.",
+            show_default=False,
+            metavar="",
+        ),
+    ] = None,
 ) -> None:
     """Say which backend enforces each keyword of a JSON schema, and what is refused.
 
@@ -50,7 +68,11 @@ def check(
         from plait.structured.spec import GrammarKind, GrammarSpec
 
         spec = GrammarSpec(
-            kind=GrammarKind.JSON_SCHEMA, content=content, param="schema", strict=strict
+            kind=GrammarKind.JSON_SCHEMA,
+            content=content,
+            param="schema",
+            strict=strict,
+            options={"any_form": any_form, "assert_formats": assert_formats},
         )
         findings = explain(spec)
         start = time.perf_counter()
@@ -93,9 +115,16 @@ def _as_data(
         "backend": chosen.backend if chosen else None,
         "error": error or None,
         "seconds": round(seconds, 6),
+        "any_form": chosen is not None and chosen.any_form,
         "notes": list(chosen.notes) if chosen else [],
         "keywords": [
-            {"pointer": f.pointer, "keyword": f.keyword, "backend": f.backend, "why": f.why or None}
+            {
+                "pointer": f.pointer,
+                "keyword": f.keyword,
+                "asserts": f.asserts,
+                "backend": f.backend,
+                "why": f.why or None,
+            }
             for f in findings
         ],
     }
@@ -103,12 +132,20 @@ def _as_data(
 
 def _as_text(data: dict[str, Any]) -> str:
     lines = [
-        f"{each['backend'] or 'refused':<12} {each['pointer']}"
-        + (f"  ({each['why']})" if each["why"] else "")
+        f"{_held_by(each):<12} {each['pointer']}" + (f"  ({each['why']})" if each["why"] else "")
         for each in data["keywords"]
     ]
     lines += [f"note         {note}" for note in data["notes"]]
     if data["error"]:
         return "\n".join([*lines, f"refused: {data['error']}"])
     milliseconds = data["seconds"] * 1e3
-    return "\n".join([*lines, f"enforced by {data['backend']}; routed in {milliseconds:.1f} ms"])
+    forms = ", in any form" if data["any_form"] else ""
+    return "\n".join(
+        [*lines, f"enforced by {data['backend']}{forms}; routed in {milliseconds:.1f} ms"]
+    )
+
+
+def _held_by(keyword: dict[str, Any]) -> str:
+    if not keyword["asserts"]:
+        return "nothing"
+    return str(keyword["backend"] or "refused")

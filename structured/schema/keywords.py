@@ -39,6 +39,11 @@ from plait.structured.schema.values import exact
 if TYPE_CHECKING:
     from plait.structured.schema.reading import Reader
 
+FORMATS_ASSERT_NOTHING = (
+    "'format' asserts nothing in the draft that '$schema' names; leave '$schema' out, or set "
+    "structured_outputs.assert_formats, where formats should be held"
+)
+
 Schema = dict[str, Any]
 Reading = Callable[["Reader", str, Schema, bool], Iterator[Alternatives]]
 _REPHRASE = (
@@ -169,6 +174,10 @@ def _format(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator
     name = schema["format"]
     if not isinstance(name, str):
         raise reader.invalid(f"{at}/format", "'format' is a string")
+    if not reader.meaning.asserts_formats:
+        if reader.meaning.by_draft:
+            reader.notes[FORMATS_ASSERT_NOTHING] = None
+        return
     if name in formats.PATTERNS:
         yield language(at, "format", formats.PATTERNS[name], positive)
     elif name in formats.ENFORCED:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.platform.errors import GrammarTooComplex
+from plait.structured.schema import meaning as meanings
 from plait.structured.schema import uniqueness
 from plait.structured.schema.document import Document
 from plait.structured.schema.limits import Limits, check_bounds
+from plait.structured.schema.meaning import Meaning
 from plait.structured.schema.reading import Reader
 from plait.structured.schema.refusal import Refusal
 from plait.structured.schema.writing import Writer
@@ -79,6 +81,7 @@ class Normalised:
     notes: tuple[str, ...]
     keywords: tuple[tuple[str, str], ...]  # pointer and name of each that asserts something
     checks: bytes = b""
+    meaning: Meaning = meanings.NARROW
 
 
 def normalise(
@@ -118,7 +121,8 @@ def _normalised(
     nodes = document.walk()
     used = _keywords(nodes)
     refusals = dict.fromkeys(_forbidden(nodes))
-    reader = Reader(document, limits)
+    meaning = meanings.read(schema, text, spec)
+    reader = Reader(document, limits, meaning)
     writer = Writer(reader)
     try:
         written = writer.write(reader.formula(""))
@@ -142,6 +146,7 @@ def _normalised(
         (*reader.notes, *map(_narrowed, writer.narrowed), *notes),
         tuple(used),
         planned.checks,
+        meaning,
     )
 
 

@@ -36,6 +36,7 @@ from plait.structured.schema.combining import Combiner
 from plait.structured.schema.document import Document
 from plait.structured.schema.kinds import Kinds
 from plait.structured.schema.limits import Limits, escape
+from plait.structured.schema.meaning import NARROW, Meaning
 from plait.structured.schema.merging import Merger
 from plait.structured.schema.refusal import Refusal, Undecidable
 from plait.structured.schema.shapes import Refused
@@ -46,8 +47,9 @@ from plait.structured.schema.values import TYPES, identity, type_of
 class Reader:
     """Reads one document. Everything is remembered, so that shared parts are read once."""
 
-    def __init__(self, document: Document, limits: Limits) -> None:
+    def __init__(self, document: Document, limits: Limits, meaning: Meaning = NARROW) -> None:
         self.document = document
+        self.meaning = meaning
         self.limits = limits
         self.originals: dict[str, Any] = {}  # values by identity, as the schema writes them
         self.notes: dict[str, None] = {}

@@ -33,7 +33,7 @@ from plait.structured.schema.values import TYPES
 
 _SHORT = 120  # bytes of a definition that is copied rather than referred to
 _MEASURED = 32  # definitions at once
-_REF = "#/$defs/"
+REFERENCE = "#/$defs/"
 _DOUBLE_INT = 2**53  # to here each whole number is a double
 _INT64 = Fraction(2**63 - 1024)  # the last double of 64 bits
 
@@ -126,7 +126,7 @@ class Writer:
             self._waiting.append(formula)
         name = self._names[formula]
         self._referred.append(name)
-        return {"$ref": _REF + name}
+        return {"$ref": REFERENCE + name}
 
     def _define(self, formula: Formula) -> Any:
         try:
@@ -337,7 +337,7 @@ def _references(schema: Any) -> list[str]:
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict) and "$ref" in node:
-            found.append(node["$ref"].removeprefix(_REF))
+            found.append(node["$ref"].removeprefix(REFERENCE))
         waiting += inner(node)
     return found
 
@@ -357,7 +357,7 @@ def _leads_to(schema: Any, barren: set[str]) -> bool:
     if not isinstance(schema, dict):
         return schema is False
     if "$ref" in schema:
-        return schema["$ref"].removeprefix(_REF) in barren
+        return schema["$ref"].removeprefix(REFERENCE) in barren
     if "anyOf" in schema:
         return all(_leads_to(each, barren) for each in schema["anyOf"])
     if schema.get("type") == "object":
@@ -411,7 +411,7 @@ def _assembled(schemas: dict[str, Any], references: dict[str, list[str]]) -> Any
 
     def put(schema: Any) -> Any:
         if isinstance(schema, dict) and "$ref" in schema:
-            name = schema["$ref"].removeprefix(_REF)
+            name = schema["$ref"].removeprefix(REFERENCE)
             return put(schemas[name]) if name in place else schema
         return mapped(schema, put)
 

@@ -69,3 +69,27 @@ def test_help_loads_nothing_heavy():
         "assert not {'torch', 'xgrammar', 'llguidance'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_a_draft_leaves_open_is_said_and_can_be_chosen(check):
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {"n": {"type": "integer"}, "m": {"type": "string", "format": "email"}},
+        "additionalProperties": False,
+        "required": ["n", "m"],
+    }
+    result = check(schema)
+    assert "nothing      /properties/m/format  (an annotation here)" in result.output
+    assert "note         'format' asserts nothing in the draft" in result.output
+    assert "enforced by llguidance, in any form" in result.output
+    for flags in (["--strict"], ["--one-form", "--assert-formats"]):
+        data = json.loads(check(schema, "--json", *flags).output)
+        assert not data["any_form"]
+        assert all(each["asserts"] for each in data["keywords"])
+    schema.pop("$schema")
+    data = json.loads(check(schema, "--json", "--any-form", "--annotate-formats").output)
+    assert data["any_form"]
+    assert [each["pointer"] for each in data["keywords"] if not each["asserts"]] == [
+        "/properties/m/format"
+    ]

@@ -8,6 +8,7 @@ from support.fake_engine import FakeEngine
 from support.http_app import MESSAGES, Connection, http_client, make_app, sse_events
 
 from plait.platform.errors import BadRequest
+from plait.structured.params import StructuredOutputs
 from plait.structured.requests import read_constraint
 from plait.structured.spec import GrammarKind
 
@@ -128,6 +129,15 @@ def test_whitespace_and_closing_are_options():
     assert spec.options == {"whitespace_pattern": " ?"}
 
 
+def test_how_a_schema_is_taken_is_an_option_where_it_is_given():
+    given = {"json": SCHEMA, "any_form": False, "assert_formats": True}
+    spec = read_constraint({"structured_outputs": given})
+    assert spec.options == {"any_form": False, "assert_formats": True}
+    assert StructuredOutputs(**given).spec().options.items() >= spec.options.items()
+    spec = read_constraint({"structured_outputs": {"json": SCHEMA, "any_form": None}})
+    assert spec.options == {}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -142,6 +152,7 @@ def test_whitespace_and_closing_are_options():
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
         ({"structured_outputs": {"json": [1]}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": {}, "any_form": 1}}, "structured_outputs.any_form"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
         ({"structured_outputs": {"json": '{"a": 1, "a": 2}'}}, "structured_outputs.json"),
         ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex"),

@@ -1,6 +1,7 @@
 """Random schemas against random documents, with jsonschema as the judge."""
 
 import copy
+import json
 import random
 import re
 
@@ -132,22 +133,59 @@ def shuffles(value, rng):
     return value
 
 
+def respelled(value, rng):
+    """The value with some of its whole numbers as 1.0."""
+    if isinstance(value, list):
+        return [respelled(each, rng) for each in value]
+    if isinstance(value, dict):
+        return {key: respelled(each, rng) for key, each in value.items()}
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if whole and rng.random() < 0.5 else value
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=SLOW, derandomize=True)
-@given(SCHEMAS, st.booleans(), st.integers(0, 1000))
-def test_a_routed_grammar_accepts_only_what_the_judge_accepts(schema, recursive, seed):
+@given(SCHEMAS, st.booleans(), st.integers(0, 1000), st.booleans())
+def test_a_routed_grammar_accepts_only_what_the_judge_accepts(schema, recursive, seed, any_form):
     schema = with_recursion(schema, recursive)
     judge = jsonschema.Draft202012Validator(schema)
+    spec = schema_spec(schema, options={"any_form": any_form})
     try:
-        found = route(schema_spec(schema))
+        found = route(spec)
     except BadRequest as error:
         if isinstance(error, InvalidSchema) and "no document" in error.message:
             assert not any(judge.is_valid(d) for d in documents(True, seed)), schema
         return
-    grammar = acceptor(found)
-    for document in documents(found.content, seed):
-        for each in (document, shuffles(document, random.Random(seed))):
+    grammar, rng = acceptor(found), random.Random(seed)
+    for document in documents(normalise(schema, spec, whole=True).schema, seed):
+        shuffled = shuffles(document, rng)
+        for each in (document, shuffled, respelled(document, rng), respelled(shuffled, rng)):
             if grammar.accepts(compact(each)):
                 assert judge.is_valid(each), (schema, each, found)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=SLOW, derandomize=True)
+@given(SCHEMAS, st.booleans(), st.integers(0, 1000), st.booleans())
+def test_what_is_allowed_in_one_form_is_allowed_in_any(schema, recursive, seed, any_whitespace):
+    schema = with_recursion(schema, recursive)
+    options = {"any_whitespace": any_whitespace}
+    try:
+        usual = route(schema_spec(schema, options=options))
+        found = route(schema_spec(schema, options={**options, "any_form": True}))
+    except BadRequest:
+        return
+    one, every, rng = acceptor(usual), acceptor(found), random.Random(seed)
+    schema = normalise(schema, schema_spec(schema), whole=True).schema
+    counted = "minProperties" in str(schema) or "maxProperties" in str(schema)
+    write = json.dumps if any_whitespace else compact
+    for document in documents(schema, seed):
+        if not one.accepts(compact(document)):
+            continue
+        others = [document]
+        if found.any_form:
+            others.append(respelled(document, rng))
+            others += [] if counted else [shuffles(document, rng)]
+        for each in others:
+            assert every.accepts(write(each)), (schema, each)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=SLOW, derandomize=True)

@@ -11,18 +11,18 @@ from support.schemas import acceptor, compact, schema_spec
 from plait.platform.errors import BadRequest, InvalidSchema, UnsupportedSchemaKeyword
 from plait.structured.router import route
 
+# As the suite stands, and as strict requests and tools are taken.
+WAYS = [{}, {"any_form": False, "assert_formats": True}]
 SUITE = Path(__file__).parent / "data" / "json-schema-test-suite-2020-12.json"
-# By the standard a format asserts nothing; we enforce it, as OpenAI does.
-ANNOTATIONS = {"format", "vocabulary"}
 
 
-@lru_cache(maxsize=1)
-def run():
+@lru_cache(maxsize=2)
+def run(narrow=False):
     """The suite's groups as (group, refusal or None, [(test, accepted)])."""
     found = []
     for group in json.loads(SUITE.read_text("utf-8")):
         try:
-            grammar = acceptor(route(schema_spec(group["schema"])))
+            grammar = acceptor(route(schema_spec(group["schema"], options=WAYS[narrow])))
         except BadRequest as error:
             found.append((group, error, []))
             continue
@@ -35,23 +35,32 @@ def place(group) -> str:
     return f"{group['file']} {group['number']}"
 
 
-def results():
-    return [(group, *test, ok) for group, _, tests in run() for test, ok in tests]
+def results(narrow=False):
+    return [(group, *test, ok) for group, _, tests in run(narrow) for test, ok in tests]
 
 
-def test_no_invalid_document_of_the_suite_is_accepted():
+@pytest.mark.parametrize("narrow", [False, True])
+def test_no_invalid_document_of_the_suite_is_accepted(narrow):
     wrong = [
         (place(group), value)
-        for group, value, valid, accepted in results()
+        for group, value, valid, accepted in results(narrow)
         if accepted and not valid
     ]
     assert wrong == []
-    assert sum(not valid for _, _, valid, _ in results()) > 350
+    assert sum(not valid for _, _, valid, _ in results(narrow)) > 420
 
 
 def test_most_of_the_suite_is_served():
     served = sum(refusal is None for _, refusal, _ in run())
-    assert served / len(run()) > 0.84
+    assert served / len(run()) > 0.86
+
+
+def test_of_the_valid_documents_one_in_hundreds_is_rejected():
+    valid = [(place(group), accepted) for group, _, valid, accepted in results() if valid]
+    rejected = [where for where, accepted in valid if not accepted]
+    assert rejected == ["vocabulary 1"]  # its dialect is a metaschema of its own
+    assert len(rejected) / len(valid) < 0.005
+    assert len(valid) > 680
 
 
 def test_each_refusal_names_its_keyword_and_place():
@@ -77,13 +86,13 @@ def spelled_otherwise(value) -> bool:
     return isinstance(value, float) and value.is_integer()
 
 
-def test_what_is_wrongly_rejected_is_another_spelling_or_another_order_of_keys():
+def test_the_narrow_way_rejects_other_spellings_other_orders_and_wrong_formats_only():
     left = [
         (place(group), value)
-        for group, value, valid, accepted in results()
+        for group, value, valid, accepted in results(narrow=True)
         if valid
         and not accepted
-        and group["file"] not in ANNOTATIONS
+        and group["file"] not in {"format", "vocabulary"}
         and not spelled_otherwise(value)
         and not (isinstance(value, dict) and any_order_is_accepted(group, value))
     ]
@@ -91,7 +100,7 @@ def test_what_is_wrongly_rejected_is_another_spelling_or_another_order_of_keys()
 
 
 def any_order_is_accepted(group, value) -> bool:
-    grammar = acceptor(route(schema_spec(group["schema"])))
+    grammar = acceptor(route(schema_spec(group["schema"], options=WAYS[True])))
     orders = itertools.permutations(value.items())
     return any(grammar.accepts(compact(dict(each))) for each in itertools.islice(orders, 30))
 
