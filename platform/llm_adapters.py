@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.adapters.composition import Chosen, compose
+from plait.adapters.composition import MAX_SCALE, Chosen, compose
 from plait.adapters.registry import AdapterRegistry, Lease, Named, Wish
 from plait.adapters.sources import find_adapter
 from plait.adapters.store import AdapterStore, StoredAdapter
@@ -219,8 +219,10 @@ def per_prompt(adapter: Any, count: int) -> list[Adapter]:
     if isinstance(adapter, Mapping) or not isinstance(adapter, Iterable):
         raise _not_an_adapter(adapter)
     several = list(adapter)
+    _check_scales(several)
     for one in several:
         if not (one is None or isinstance(one, str) or _is_composition(one)):
+            _check_scales(one)
             raise _not_an_adapter(one)
     if len(several) != count:
         raise BadRequest(
@@ -234,15 +236,27 @@ def _is_composition(adapter: Any) -> bool:
     return (
         isinstance(adapter, list | tuple)
         and bool(adapter)
-        and all(
-            isinstance(pick, tuple)
-            and len(pick) == 2
-            and isinstance(pick[0], str)
-            and isinstance(pick[1], int | float)
-            and not isinstance(pick[1], bool)
-            for pick in adapter
-        )
+        and all(_is_scaled(pick) and _is_number(pick[1]) for pick in adapter)
     )
+
+
+def _is_scaled(pick: Any) -> bool:
+    return isinstance(pick, tuple) and len(pick) == 2 and isinstance(pick[0], str)
+
+
+def _is_number(scale: Any) -> bool:
+    return isinstance(scale, int | float) and not isinstance(scale, bool)
+
+
+def _check_scales(picks: Any) -> None:
+    """Raises `BadRequest` for a (name, scale) whose scale is no number."""
+    for name, scale in filter(_is_scaled, picks if isinstance(picks, list | tuple) else ()):
+        if not _is_number(scale):
+            raise BadRequest(
+                f"adapter {name[:64]!r}: scale must be a number in [-{MAX_SCALE:g}, "
+                f"{MAX_SCALE:g}], not {str(scale)[:80]!r}",
+                param="adapter",
+            )
 
 
 def _not_an_adapter(value: Any) -> BadRequest:

@@ -125,17 +125,20 @@ def _deeper_than(value: Any, limit: int) -> bool:
 
 
 def _explain(error: pydantic.ValidationError, fields: dict[str, Any]) -> BadRequest:
-    """One message about the first field at fault, with all its accepted forms."""
+    """One message about the first field at fault, with all its accepted forms.
+
+    Of a field with several forms it is the form that fits furthest: what is wrong inside of it.
+    """
     found = error.errors(include_url=False, include_context=False)
-    first = _path(found[0]["loc"], fields)
-    reasons = dict.fromkeys(
-        _PLAIN_WORDS.get(e["type"], e["msg"]) for e in found if _path(e["loc"], fields) == first
-    )
-    missing = found[0]["type"] == "missing"
-    text = "is required" if missing else "; or: ".join(reasons)
-    if not missing:
-        text += f" (got {_kind(found[0]['input'])})"
-    return BadRequest(f"{first}: {text}", param=first)
+    paths = [_path(e["loc"], fields) for e in found]
+    within = (path for path in paths if path.startswith((f"{paths[0]}.", f"{paths[0]}[")))
+    place = next(within, paths[0])
+    there = [e for e, path in zip(found, paths, strict=True) if path == place]
+    if there[0]["type"] == "missing":
+        return BadRequest(f"{place}: is required", param=place)
+    reasons = dict.fromkeys(_PLAIN_WORDS.get(e["type"], e["msg"]) for e in there)
+    text = f"{'; or: '.join(reasons)} (got {_kind(there[0]['input'])})"
+    return BadRequest(f"{place}: {text}", param=place)
 
 
 def _path(location: tuple[int | str, ...], value: Any) -> str:

@@ -102,6 +102,16 @@ def test_what_is_no_choice_is_refused(llm: LLM, adapter: Any) -> None:
         llm.generate(PROMPT, GREEDY, adapter=adapter)
 
 
+@pytest.mark.parametrize("adapter", [[("v1", "0.5")], [("v1", 1.0), ("v1", "0.5")]])
+@pytest.mark.parametrize("num_prompts", [1, 2])
+def test_a_scale_that_is_no_number_is_told_as_that(
+    llm: LLM, adapter: Any, num_prompts: int
+) -> None:
+    each = adapter if num_prompts == 1 else [None, adapter]
+    with pytest.raises(BadRequest, match=r"'v1': scale must be a number .*, not '0.5'"):
+        llm.generate([PROMPT] * num_prompts, GREEDY, adapter=each)
+
+
 def test_an_adapter_that_does_not_fit_leaves_nothing(llm: LLM) -> None:
     tensors = make_tensors(1)
     tensors["base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight"] = tensors.popitem()[1]
