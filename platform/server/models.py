@@ -8,12 +8,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from plait.platform.server.adapters.resolve import not_found
+from plait.platform.server.adapters.resolve import not_found, visible
 from plait.platform.server.responses import Model, ModelList, encode
 
 if TYPE_CHECKING:
     from plait.adapters.registry import Named
-    from plait.platform.server.access import Access
     from plait.platform.server.context import ServerContext
 
 
@@ -32,17 +31,13 @@ def models_router(context: ServerContext) -> APIRouter:
         """One served model or adapter."""
         if model_id == context.model_name:
             return _json(_base(context))
-        for named in visible(context, request.state.access):
+        access = request.state.access
+        for named in visible(context, access):
             if named.name == model_id:
                 return _json(_adapter(context, named))
-        raise not_found(model_id, context.model_name, "model")
+        raise not_found(context, access, model_id, "model")
 
     return router
-
-
-def visible(context: ServerContext, access: Access) -> list[Named]:
-    """The loaded adapters that the caller may use."""
-    return [n for n in context.adapters.registry.entries() if access.may_use(n.name)]
 
 
 def _base(context: ServerContext) -> Model:

@@ -62,6 +62,8 @@ async def test_a_forbidden_adapter_is_answered_like_an_unknown_one(engine, folde
                 error = (await ask(http, 404, headers=few, **filled))["error"]
                 texts.add(json.dumps(error).replace(name, "…"))
             assert len(texts) == 1
+        assert "and its adapters are: 'sql'" in error["message"]
+        assert "tone" not in json.dumps(error).replace(name, "…")
         assert code(await ask(http, 404, headers=none, model="sql")) == "model_not_found"
         exact = {"adapter": {"generation": generation}}
         await ask(http, headers=few, **exact)

@@ -85,6 +85,8 @@ async def test_base_requests_know_nothing_of_adapters(server, engine):
         ({"adapters": ["sql", "sql"]}, "adapters"),
         ({"adapters": ["sql", "twin"]}, "adapters"),
         ({"adapters": [{"name": "sql", "scale": 101}]}, "adapters"),
+        ({"adapters": ["tone", {"name": "sql", "scale": "0.5"}]}, "adapters[1].scale"),
+        ({"adapter": {"name": "sql", "scale": "0.5"}}, "adapter.scale"),
         ({"adapters": [{"name": "sql", "generation": "0" * 64}]}, "adapters[0]"),
         ({"adapters": ["sql"] * 9}, "adapters"),
         ({"adapters": [{}]}, "adapters[0]"),
@@ -100,6 +102,20 @@ async def test_a_choice_that_cannot_be_meant_is_refused(server, engine, fields, 
         await load(server, name, lora_path=name.replace("twin", "sql"))
     assert (await ask(server, 400, **fields))["error"]["param"] == param
     assert engine.requests == []
+
+
+async def test_a_scale_that_is_no_number_is_told_as_that(server):
+    error = (await ask(server, 400, adapter={"name": "sql", "scale": "0.5"}))["error"]
+    assert error["message"] == "adapter.scale: Input should be a valid number (got a string)"
+
+
+async def test_who_asks_for_an_unknown_one_is_told_a_few_that_there_are(server):
+    for number in range(12):
+        await load(server, f"a{number:02}", lora_path="sql")
+    message = (await ask(server, 404, model="a"))["error"]["message"]
+    assert message.startswith("model 'a' is not served here; 'fake-model' is, and its adapters")
+    assert "'a09' and 2 more" in message
+    assert "'a10'" not in message
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from plait.platform.server.schemas import AdapterChoice
     from plait.platform.tokenizer import Tokenizer
 
+_NUM_NAMED = 10  # adapters, where one is not found
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -69,7 +71,7 @@ async def resolve(
                 "the request's timeout passed while its adapter loaded"
             ) from None
         if named is None:
-            raise not_found(_shown(choice, pick), served, choice.param)
+            raise not_found(context, access, _shown(choice, pick), choice.param)
         found.append((named, scale))
     adapters = compose(
         [Chosen(name=named.name, info=named.info, scale=scale) for named, scale in found],
@@ -90,10 +92,21 @@ async def resolve(
     )
 
 
-def not_found(name: str, served: str, param: str) -> ModelNotFound:
-    """The one answer for all that is not there, or not for this caller."""
+def visible(context: ServerContext, access: Access) -> list[Named]:
+    """The loaded adapters that the caller may use."""
+    return [n for n in context.adapters.registry.entries() if access.may_use(n.name)]
+
+
+def not_found(context: ServerContext, access: Access, name: str, param: str) -> ModelNotFound:
+    """The one answer for all that is not there, or not for this caller: it says what is."""
     shown = name if len(name) <= 128 else name[:128] + "…"
-    return ModelNotFound(f"model {shown!r} is not served here; {served!r} is", param=param)
+    message = f"model {shown!r} is not served here; {context.model_name!r} is"
+    adapters = [named.name for named in visible(context, access)]
+    if adapters:
+        few, num_left = adapters[:_NUM_NAMED], len(adapters) - _NUM_NAMED
+        more = f" and {num_left} more (GET /v1/models)" if num_left > 0 else ""
+        message += f", and its adapters are: {', '.join(map(repr, few))}{more}"
+    return ModelNotFound(message, param=param)
 
 
 async def _take(

@@ -16,9 +16,9 @@ from starlette.responses import PlainTextResponse, Response
 from plait.adapters.info import AdapterLevel, AdapterState
 from plait.adapters.registry import Wish, is_generation
 from plait.platform.errors import AdapterNotFound, BadRequest
+from plait.platform.server.adapters.resolve import visible
 from plait.platform.server.auth import needs_admin_key
 from plait.platform.server.errors import InvalidRequestBody
-from plait.platform.server.models import visible
 from plait.platform.server.openapi import takes
 from plait.platform.server.responses import encode
 from plait.platform.server.schemas import LoadAdapterRequest, UnloadAdapterRequest
