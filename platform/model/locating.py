@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from plait.platform.errors import ConfigError, ModelUnsupported
 
 _HUB_FILES = (
     "config.json",
+    "adapter_config.json",  # of an adapter, to say that it is one
     "generation_config.json",
     "*.safetensors",
     "*.safetensors.index.json",
@@ -58,7 +60,9 @@ def _locate(options: Options) -> tuple[Path, str, str]:
         return _inside(path)
     if path.suffix == ".gguf" or not _is_hub_id(options.model):
         raise ConfigError(f"there is no file or directory {options.model}", param="model")
-    return _download(options.model, options.revision), "hub", options.model
+    directory = _download(options.model, options.revision)
+    _refuse_adapter(directory, options.model)
+    return directory, "hub", options.model
 
 
 def _inside(directory: Path) -> tuple[Path, str, str]:
@@ -66,6 +70,7 @@ def _inside(directory: Path) -> tuple[Path, str, str]:
     name = directory.resolve().name
     if (directory / "config.json").exists():
         return directory, "directory", name
+    _refuse_adapter(directory, str(directory))
     files = sorted(directory.glob("*.gguf"))
     if len(files) == 1:
         return files[0], "gguf", files[0].stem
@@ -73,6 +78,26 @@ def _inside(directory: Path) -> tuple[Path, str, str]:
         listed = ", ".join(f.name for f in files)
         raise ConfigError(f"{name} holds several GGUF files; name one of: {listed}", param="model")
     raise ModelUnsupported(f"{name} holds no config.json and no GGUF file", param="model")
+
+
+def _refuse_adapter(directory: Path, where: str) -> None:
+    """Raises `ModelUnsupported` where the files are an adapter's, with what would serve it."""
+    try:
+        raw = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    if (directory / "config.json").exists() or not isinstance(raw, dict):
+        return
+    named = raw.get("base_model_name_or_path")
+    base = named[:200] if isinstance(named, str) and named else None
+    name = directory.resolve().name if Path(where).is_dir() else where
+    whose = f"of {base}" if base else "and does not say of which model"
+    raise ModelUnsupported(
+        f"{name} is an adapter {whose}, not a model; load it on its base: plait serve "
+        f"{base or 'BASE'} --adapter NAME={where}, or LLM({base or 'BASE'!r}, "
+        f"adapters={{'NAME': {where!r}}})",
+        param="model",
+    )
 
 
 def _is_hub_id(text: str) -> bool:

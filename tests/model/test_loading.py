@@ -91,6 +91,19 @@ def test_float16_is_noted(tmp_path):
     assert info.notes == (f"float16 weights are computed in {info.dtype}",)
 
 
+@pytest.mark.parametrize("base", ["org/base", None])
+def test_an_adapter_in_a_models_place_is_told_as_one_and_what_serves_it(base, tmp_path):
+    config = {"peft_type": "LORA", "base_model_name_or_path": base}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    (tmp_path / "chat_template.jinja").write_text("")
+    with pytest.raises(ModelUnsupported) as caught:
+        load(tmp_path)
+    assert check_model(Options(model=str(tmp_path))).reason == caught.value.message
+    assert f"plait serve {base or 'BASE'} --adapter NAME={tmp_path}" in caught.value.message
+    named = f"{tmp_path.name} is an adapter of org/base, not a model"
+    assert (named in caught.value.message) is (base is not None)
+
+
 def test_info_and_report_tell_the_facts(tmp_path):
     directory = make_checkpoint("gemma2", tmp_path)
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [4, 2]}))
