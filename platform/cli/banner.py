@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,15 @@ def speculation(options: Options) -> str:
     return f"drafts from {', '.join(sources[:-1])} and {sources[-1]}; up to {most} a step"
 
 
+def adapter_lines(options: Options, names: Sequence[str]) -> Iterator[str]:
+    """Which adapters are loaded, and what adapters are kept as where that was asked for."""
+    if names:
+        more = f" and {len(names) - _NUM_SHOWN} more" if len(names) > _NUM_SHOWN else ""
+        yield ", ".join(names[:_NUM_SHOWN]) + more
+    if options.adapter_dtype != "auto":
+        yield f"kept as {options.adapter_dtype}, as asked"
+
+
 def show(
     console: Console,
     client: ProcessClient,
@@ -93,9 +102,7 @@ def show(
     assert config is not None, "a started client has its engine's config"
     arithmetic: Any = client.facts.get("arithmetic", ())
     rows: Rows = [("URL", url), *facts(config)]
-    if adapters:
-        more = f" and {len(adapters) - _NUM_SHOWN} more" if len(adapters) > _NUM_SHOWN else ""
-        rows.append(("adapters", ", ".join(adapters[:_NUM_SHOWN]) + more))
+    rows += [("adapters", line) for line in adapter_lines(config.options, adapters)]
     rows += [("memory", line) for line in arithmetic]
     rows += [("note", note) for note in config.model.notes]
     table = Table.grid(padding=(0, 2))

@@ -260,6 +260,18 @@ def test_the_banner_names_what_counts():
         assert fact in text, fact
 
 
+def test_the_banner_names_adapters_and_what_they_are_kept_as_where_that_was_asked_for():
+    from plait.platform.cli.banner import adapter_lines
+
+    assert list(adapter_lines(Options(), [])) == []
+    assert list(adapter_lines(Options(adapter_dtype="int8"), [])) == ["kept as int8, as asked"]
+    lines = list(adapter_lines(Options(adapter_dtype="int8"), [f"a{i}" for i in range(18)]))
+    assert lines == [
+        ", ".join(f"a{i}" for i in range(16)) + " and 2 more",
+        "kept as int8, as asked",
+    ]
+
+
 def test_the_banner_names_the_sources_of_drafts():
     from plait.platform.cli.banner import speculation
 
