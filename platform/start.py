@@ -96,13 +96,18 @@ def start_engine(
             from plait.platform.model import load_model
 
         torch.set_num_threads(num_threads(options))
+    drafts = options.draft_model is not None and options.speculation != "off"
+    if drafts:  # a wrong path is told before minutes go into the model's weights
+        from plait.platform.head_loading import find_head
+
+        find_head(options)
     with phase("load model"):
         loaded = load_model(options)
     with phase("load tokenizer"):
         tokenizer = Tokenizer.load(loaded.tokenizer_source, chat_template=options.chat_template)
     executor = loaded.executor
     draft = None
-    if options.draft_model is not None and options.speculation != "off":
+    if drafts:
         with phase("load draft model"):
             from plait.platform.speculation import load_drafting
 

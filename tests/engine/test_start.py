@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from plait.platform.config import Options
+from plait.platform.errors import ConfigError, ModelUnsupported
+from plait.platform.start import start_engine
+
 # A start that goes as far as torch: what loads models, and takes seconds to import, is not there.
 START = """
 import os, sys
@@ -46,3 +50,17 @@ def test_threads_wait_awake_only_briefly_unless_the_user_says_how_long():
     assert "GOMP_SPINCOUNT = '77'" in users.stderr
     assert users.stdout == "77\n"
     assert "OMP_WAIT_POLICY = 'ACTIVE'" in start(OMP_WAIT_POLICY="ACTIVE").stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("nowhere/at/all", ConfigError), (".", ModelUnsupported)]
+)
+def test_a_draft_that_is_none_is_refused_before_the_model_is_loaded(
+    name, error, checkpoint, tmp_path
+):
+    phases = []
+    options = Options(model=str(checkpoint("llama")), draft_model=str(tmp_path / name))
+    with pytest.raises(error, match="--draft: ") as caught:
+        start_engine(options, lambda phase, _: phases.append(phase))
+    assert caught.value.param == "draft_model"
+    assert "load model" not in phases
