@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from plait.structured.backends.llguidance import json_text
-from plait.structured.schema import automata, derive, prove, regex
+from plait.structured.schema import automata, derive, prove, regex, whole_numbers
 from plait.structured.schema.normalise import Normalised
 from plait.structured.schema.values import compact, is_integer
 from plait.structured.schema.writing import REFERENCE, inner
@@ -22,9 +22,7 @@ MAX_RULES = 3_000
 MAX_BYTES = 256 * 1024
 
 # To here a reader that takes 1.0 for a double has the same number.
-_MAX_DIGITS = 15
-_MOST = 10**_MAX_DIGITS - 1
-_WHOLE = rf"/-?(?:0|[1-9][0-9]*|(?:0|[1-9][0-9]{{0,{_MAX_DIGITS - 1}}})\.0)/"
+_MOST = 10**15 - 1
 _MAX_DOUBLE_INT = 2**53
 # A string in the only spelling that each has; see `json_allowed_escapes`.
 _STRING = r'/"(?:\\["\\bfnrt]|[^"\\\x00-\x1f\x7f])*"/'
@@ -195,16 +193,18 @@ class _Writer:
     # --- numbers and listed values ---
 
     def _integer(self, node: Node) -> str:
-        if node.keys() == {"type"}:
-            return self._rule(_WHOLE)
-        low, high = node.get("minimum", -_MOST), node.get("maximum", _MOST)
-        short = {**node, "minimum": max(low, -_MOST), "maximum": min(high, _MOST)}
-        if short == node:
-            return self._rule(f'{self._own(node)} ".0"?')
-        room = short["maximum"] - short["minimum"]
-        if room < node.get("multipleOf", 1):  # there may be none
+        low, high = node.get("minimum"), node.get("maximum")
+        least, most = _within(low, -_MOST), _within(high, _MOST)
+        if node.keys() <= {"type", "minimum", "maximum"}:
+            # One terminal: beside other numbers, the lexer goes on as far as any of them does.
+            short = whole_numbers.between(least, most)
+            alike = rf"|(?:{short})\.0" if short else ""
+            return self._rule(f"/(?:{whole_numbers.between(low, high)}{alike})/")
+        if most - least < node.get("multipleOf", 1):  # there may be none
             return self._own(node)
-        return self._rule(f'{self._own(node)} | {self._own(short)} ".0"')
+        return self._rule(
+            f'{self._own(node)} | {self._own({**node, "minimum": least, "maximum": most})} ".0"'
+        )
 
     def _listed(self, values: list[Any]) -> list[str]:
         whole = [value for value in values if _is_whole(value)]
@@ -388,6 +388,13 @@ def _as_schema(value: Any) -> Node:
         "required": list(value),
         "additionalProperties": False,
     }
+
+
+def _within(bound: int | None, least_or_most: int) -> int:
+    """A bound that is no further from zero than another."""
+    if bound is None:
+        return least_or_most
+    return max(bound, least_or_most) if least_or_most < 0 else min(bound, least_or_most)
 
 
 def _count(low: int, high: int | None) -> str:

@@ -2,9 +2,12 @@
 
 import itertools
 import json
+import re
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.schemas import BYTES, END, acceptor, compact, schema_spec
 
 from plait.platform.errors import UnsupportedSchemaKeyword
@@ -12,6 +15,7 @@ from plait.structured.compiler import Compiler
 from plait.structured.matcher import MatcherStore
 from plait.structured.outline import route_outline
 from plait.structured.router import explain, route
+from plait.structured.schema import whole_numbers
 from plait.structured.spec import GrammarKind, GrammarSpec
 from plait.structured.tags import route_tag
 from plait.structured.vocabulary import Vocabulary
@@ -137,6 +141,29 @@ def test_a_whole_number_may_end_in_a_zero_where_it_stays_the_same_number(schema,
     if schema == {"type": "integer"}:
         assert grammar(schema).accepts("9" * 400)
         assert not grammar(schema).accepts("9" * 400 + ".0")  # no double, so no integer to most
+
+
+BOUNDS = st.none() | st.integers(-120, 120) | st.integers(-(10**6), 10**6)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(BOUNDS, BOUNDS, st.lists(st.integers(-(10**7), 10**7), max_size=8))
+def test_whole_numbers_between_bounds_are_just_those(low, high, numbers):
+    pattern = re.compile(whole_numbers.between(low, high) or "(?!)")
+    near = [
+        bound + step for bound in (low, high) if bound is not None for step in (-9, -1, 0, 1, 9)
+    ]
+    for number in (*numbers, *near, 0, 9, 10, 99, 100):
+        inside = (low is None or low <= number) and (high is None or number <= high)
+        assert (pattern.fullmatch(str(number)) is not None) == inside, (number, pattern)
+    assert not any(pattern.fullmatch(text) for text in ("-0", "01", "", "+1"))
+
+
+def test_a_whole_number_ends_in_a_zero_beside_other_numbers_too():
+    other = {"type": "number", "minimum": 2.5, "multipleOf": 0.5}
+    schema = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 7}, other]}
+    texts = ["1.0", "2.0", "7.0", "2.5", "8.5", "8"]
+    assert agrees(schema, [*texts, "0", "2.1", "1.5"]) == texts
 
 
 def test_listed_lists_and_objects_take_all_forms_of_what_is_in_them():
