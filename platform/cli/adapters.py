@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.platform.cli.adapters_inspect import inspect
+from plait.platform.cli.asking_flags import ADMIN, Administering
 from plait.platform.cli.command import EPILOG, with_flags
 from plait.platform.cli.sources import Resolved
-from plait.platform.cli.table import ADMIN, KNOWN, Administering
+from plait.platform.cli.table import KNOWN
 from plait.platform.cli.values import format_size
 from plait.platform.errors import ConfigError, EngineDied
 

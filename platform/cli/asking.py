@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from plait.platform.cli.answering import Answerer
+from plait.platform.cli.asking_flags import ANSWER, Asking
 from plait.platform.cli.settings import engine_options
 from plait.platform.cli.sources import Resolved
-from plait.platform.cli.table import ANSWER, Asking
 from plait.platform.core import InvalidParameter, SamplingParams
 from plait.platform.errors import ConfigError
 

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from plait.platform.cli import bench_compare, table
+from plait.platform.cli.bench_flags import (
+    PEERS,
+    Batches,
+    Filling,
+    Load,
+    Measuring,
+    Mixing,
+    Picturing,
+)
 from plait.platform.cli.command import EPILOG, with_flags
+from plait.platform.cli.engine_flags import MODEL
 from plait.platform.cli.settings import engine_options
 from plait.platform.cli.sources import Resolved
-from plait.platform.cli.table import Batches, Filling, Load, Measuring, Mixing, Picturing
 from plait.platform.errors import ConfigError, EngineDied
 
 if TYPE_CHECKING:
@@ -31,7 +40,7 @@ app = typer.Typer(
 _TASK_AND_IMAGE = 1024  # tokens of a chat around its text
 
 app.command(epilog=EPILOG)(with_flags(table.COMPARE, table.KNOWN)(bench_compare.compare))
-app.command(epilog=EPILOG)(with_flags(table.PEERS, table.KNOWN)(bench_compare.peers))
+app.command(epilog=EPILOG)(with_flags(PEERS, table.KNOWN)(bench_compare.peers))
 
 
 @app.command(epilog=EPILOG)
@@ -200,7 +209,7 @@ def startup(*, flags: Resolved) -> None:
 def _as_arguments(flags: Resolved) -> list[str]:
     """The model's flags as they were given, for another command."""
     arguments: list[str] = []
-    for flag in table.MODEL:
+    for flag in MODEL:
         if not flags.given(flag.key) or flag.field == "progress":
             continue
         value, name = flags[flag.key], f"--{flag.spelling}"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from plait.platform.cli.bench_flags import Batches, Comparing, Measuring
 from plait.platform.cli.sources import Resolved
-from plait.platform.cli.table import Batches, Comparing, Measuring
 from plait.platform.errors import ConfigError
 
 if TYPE_CHECKING:

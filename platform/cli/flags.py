@@ -1,4 +1,4 @@
-"""What a flag is: one line of the table.
+"""What a flag is: one line of a table.
 
 From it the option, the environment variable, the YAML key, the help text and the type check are
 derived. Type and default come from the dataclass field it fills, so they are written once too.
@@ -105,6 +105,11 @@ class Flag:
         if self.high is not None and value > self.high:
             raise ValueError(f"at most {self.high:g}")
         return value
+
+
+def flag(part: type, panel: str, field: str, help: str, **more: Any) -> Flag:  # noqa: A002
+    """`Flag` with what each one has by position."""
+    return Flag(part=part, panel=panel, field=field, help=help, **more)
 
 
 def _split(value: object) -> list[Any]:

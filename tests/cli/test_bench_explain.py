@@ -17,9 +17,9 @@ from plait.platform.bench.explain import ENGINE, Stage, explain
 from plait.platform.bench.random_model import BITS, LlamaShape, shape_for, write
 from plait.platform.bench.throughput import Plan
 from plait.platform.cli.bench import _as_arguments
+from plait.platform.cli.engine_flags import MODEL
 from plait.platform.cli.main import app
 from plait.platform.cli.sources import Resolved
-from plait.platform.cli.table import MODEL
 from plait.platform.errors import EngineDied
 
 PROBE = {

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from plait.platform.cli import table
+from plait.platform.cli.asking_flags import ANSWER
 from plait.platform.cli.settings import engine_options, server_settings
 from plait.platform.cli.sources import Resolved, resolve
 from plait.platform.config import Options
@@ -68,7 +69,7 @@ def test_flag_names_are_unique_within_each_command():
 
 def test_sampling_flags_are_sampling_fields():
     fields = {f.name for f in dataclasses.fields(SamplingParams)}
-    assert {f.field for f in table.ANSWER} - {"url", "api_key", "adapter"} <= fields
+    assert {f.field for f in ANSWER} - {"url", "api_key", "adapter"} <= fields
 
 
 @pytest.mark.parametrize("name", ["max-model-len", "max_model_len"])
