@@ -38,6 +38,17 @@ from plait.platform.unbroken import longest
 
 STOP_TOKEN = 0
 VOCAB_SIZE = 12
+ENDLESS = {"ignore_eos": True}
+
+
+def prompt(length: int, start: int = 1) -> list[int]:
+    """Tokens that no other start gives, none of which ends an answer."""
+    return [1 + (start + i) % 11 for i in range(length)]
+
+
+def scheduled(plan: StepPlan) -> dict[str, int]:
+    """What the plan computes: request id and index → number of rows."""
+    return {f"{s.sequence.request.request_id}.{s.sequence.index}": s.num_tokens for s in plan.spans}
 
 
 def groups(*sizes: tuple[int | None, int]) -> tuple[KVGroup, ...]:
@@ -480,3 +491,11 @@ class World:
                 guess = next_token(sequence.seed, tokens)
                 tokens.append(guess if rng.random() < 0.7 else rng.randrange(VOCAB_SIZE))
             sequence.drafts[:] = tokens[len(sequence.tokens) :]
+
+
+def computed_rows(world: World, *args: Any, **kwargs: Any) -> int:
+    """Rows computed until a request has ended; arguments as `World.add`'s."""
+    before = world.num_rows
+    world.add(*args, **kwargs)
+    world.drain()
+    return world.num_rows - before
