@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from support.peft_adapters import fill_adapter, quiet
 from support.served import SPECS, grammars_of, is_valid
-from support.tiny_vision import FAMILIES, Prompt, make_prompt
+from support.tiny_vision import FAMILIES
+from support.vision_prompts import Prompt, make_prompt
 from support.vision_served import (
     MAX_MODEL_LEN,
     ServedVision,

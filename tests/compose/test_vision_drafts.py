@@ -7,7 +7,8 @@ import pytest
 from support.drafting import EagerEconomy, accepted, set_economy, verified
 from support.eagle_heads import HeadShape, head_tensors, write_head
 from support.synthetic_drafters import sometimes
-from support.tiny_vision import FAMILIES, make_prompt
+from support.tiny_vision import FAMILIES
+from support.vision_prompts import make_prompt
 from support.vision_served import ServedVision, make_served_checkpoint, request_of
 
 from plait.platform.core import Speculation

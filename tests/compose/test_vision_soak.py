@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from support.served import grammars_of, is_valid
-from support.tiny_vision import make_prompt
+from support.vision_prompts import make_prompt
 from support.vision_served import ServedVision, make_served_checkpoint, request_of
 
 from plait.platform.core import Array, Event, FinishReason, ImageItem, Request

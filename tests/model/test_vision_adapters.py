@@ -4,8 +4,9 @@ import pytest
 import torch
 from support.adapter_driver import place
 from support.peft_adapters import fill_adapter, quiet
-from support.tiny_vision import make_prompt, make_vision_checkpoint, oracle_logits
+from support.tiny_vision import make_vision_checkpoint
 from support.vision_driver import VisionDriver
+from support.vision_prompts import make_prompt, oracle_logits
 from support.vision_tracks import load, track_of
 
 from plait.adapters.sites import SitePart

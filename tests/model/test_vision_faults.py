@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from support.tiny_models import make_checkpoint
-from support.tiny_vision import make_prompt, make_vision_checkpoint
+from support.tiny_vision import make_vision_checkpoint
 from support.vision_driver import VisionDriver
+from support.vision_prompts import make_prompt
 from support.vision_tracks import load, track_of
 
 from plait.platform.config import Options

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.tiny_vision import FAMILIES, make_prompt, make_vision_checkpoint
+from support.tiny_vision import FAMILIES, make_vision_checkpoint
 from support.vision_driver import VisionDriver
+from support.vision_prompts import make_prompt
 from support.vision_tracks import layouts, load, track_of
 
 from plait.platform.ops._native import has_kernels

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from support.tiny_vision import FAMILIES, make_prompt, make_vision_checkpoint, oracle_logits
+from support.tiny_vision import FAMILIES, make_vision_checkpoint
 from support.vision_driver import VisionDriver
+from support.vision_prompts import make_prompt, oracle_logits
 from support.vision_tracks import layouts, load, track_of
 
 

@@ -11,7 +11,8 @@ from support.adapter_driver import place
 from support.peft_adapters import fill_adapter, quiet
 from support.step_driver import StepDriver, Track
 from support.tiny_models import make_checkpoint
-from support.tiny_vision import make_prompt, make_vision_checkpoint
+from support.tiny_vision import make_vision_checkpoint
+from support.vision_prompts import make_prompt
 
 from plait.platform.config import Options
 from plait.platform.core import AdapterUse

@@ -20,7 +20,8 @@ from support.drafting import Always, EagerEconomy, set_economy
 from support.peft_adapters import fill_adapter, quiet
 from support.served import closed
 from support.tiny_models import make_tokenizer
-from support.tiny_vision import make_prompt, make_vision_model
+from support.tiny_vision import make_vision_model
+from support.vision_prompts import make_prompt
 from support.vision_served import make_served_checkpoint, request_of
 from transformers import LlamaForCausalLM
 

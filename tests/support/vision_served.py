@@ -9,13 +9,8 @@ from typing import Any
 
 import torch
 from support.tiny_models import make_tokenizer
-from support.tiny_vision import (
-    FAMILIES,
-    IMAGE_TOKEN,
-    Prompt,
-    grid_positions,
-    make_vision_checkpoint,
-)
+from support.tiny_vision import FAMILIES, IMAGE_TOKEN, make_vision_checkpoint
+from support.vision_prompts import Prompt, grid_positions
 
 from plait.platform.config import Options
 from plait.platform.core import AdapterUse, Event, FinishReason, Request, SamplingParams

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.tiny_vision import FAMILIES, Prompt, grid_positions
+from support.tiny_vision import FAMILIES
 from support.vision_driver import ImageTrack
+from support.vision_prompts import Prompt, grid_positions
 
 from plait.platform.config import Options
 from plait.platform.model import load_model

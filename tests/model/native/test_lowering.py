@@ -10,8 +10,9 @@ import torch
 from support.step_driver import StepDriver, Track
 from support.tiny_models import FAMILIES, make_checkpoint
 from support.tiny_vision import FAMILIES as VISION_FAMILIES
-from support.tiny_vision import make_prompt, make_vision_checkpoint
+from support.tiny_vision import make_vision_checkpoint
 from support.vision_driver import VisionDriver
+from support.vision_prompts import make_prompt
 from support.vision_tracks import layouts, track_of
 
 from plait.platform.config import Options
