@@ -14,6 +14,7 @@ from support.tiny_models import make_checkpoint
 from support.tiny_vision import make_vision_checkpoint
 from support.vision_prompts import make_prompt
 
+from plait import LLM, SamplingParams
 from plait.platform.config import Options
 from plait.platform.core import AdapterUse
 from plait.platform.model import kept_weights, load, load_model, warm_start
@@ -198,32 +199,27 @@ def test_every_option_is_in_the_key_or_known_to_change_nothing():
     }  # fmt: skip
 
 
-SCRIPT = """
-import os, sys
+HEAVY = ("transformers", "sympy", "torch._dynamo", "torch.fx.experimental.symbolic_shapes")
+LATER = """
+import sys
 from plait import LLM, SamplingParams
 
-if not os.path.exists(sys.argv[2]):  # the first start
-    from plait.platform.model import kept_weights
-
-    kept_weights.MIN_BYTES = 0
 llm = LLM(sys.argv[1], packed_cache=sys.argv[2], max_model_len=64, num_threads=1, progress=False)
 print(llm.generate("Hello", SamplingParams(temperature=0, max_tokens=4))[0].outputs[0].token_ids)
 print(sorted(name for name in sys.argv[3:] if name in sys.modules))
 """
-HEAVY = ("transformers", "sympy", "torch._dynamo", "torch.fx.experimental.symbolic_shapes")
 
 
 def test_a_later_start_imports_no_transformers(tmp_path):
-    directory = make_checkpoint("llama", tmp_path / "model")
-    said = [
-        subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(directory), str(tmp_path / "cache"), *HEAVY],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()
-        for _ in range(2)
-    ]
-    assert said[0][0] == said[1][0]
-    assert "transformers" in said[0][1]
-    assert said[1][1] == "[]"
+    directory = str(make_checkpoint("llama", tmp_path / "model"))
+    cache = str(tmp_path / "cache")
+    with LLM(directory, packed_cache=cache, max_model_len=64, num_threads=1, progress=False) as llm:
+        greedy = SamplingParams(temperature=0, max_tokens=4)
+        first = llm.generate("Hello", greedy)[0].outputs[0].token_ids
+    said = subprocess.run(
+        [sys.executable, "-c", LATER, directory, cache, *HEAVY],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert said == [str(first), "[]"]
