@@ -10,7 +10,6 @@ namespace plait {
 namespace {
 
 constexpr const char* kOp = "draft_round";
-constexpr size_t kLogitRows = 16;  // made at a time
 
 // The sequences that go on, and what their next rows are made of.
 class Drafting {
@@ -44,64 +43,25 @@ class Drafting {
  private:
   // The next token of each, from what the last run gave.
   void choose(size_t depth) {
-    const size_t rows = going_.size();
-    normed_.resize(rows * row_bytes_);
-    RmsNormArgs norm{};
-    norm.x = hidden_.data();
-    norm.type = type_;
-    norm.outer = rows;
-    norm.inner = 1;
-    norm.size = width_;
-    norm.outer_stride = width_;
-    norm.weight = head_.norm.data;
-    norm.weight_type = head_.norm.type;
-    norm.eps = head_.eps;
-    norm.round_first = true;
-    norm.out = normed_.data();
-    runner_.kernels().rms_norm(norm, 0, rows);
-    for (size_t begin = 0; begin < rows; begin += kLogitRows) {
-      const size_t count = std::min(kLogitRows, rows - begin);
-      make_logits(begin, count);
-      for (size_t i = 0; i < count; ++i) {
-        const float* const logits = logits_.data() + i * head_.num_tokens;
-        const BestToken best = runner_.kernels().best_token(logits, head_.num_tokens);
-        const size_t s = going_[begin + i];
-        const bool is_token = std::isfinite(best.chance);
-        const size_t place = s * round_.most + depth;
-        round_.tokens[place] = is_token ? static_cast<int64_t>(best.index) : -1;
-        round_.chances[place] = is_token ? best.chance : 0.0f;
-        reached_[s] *= round_.chances[place];
+    if (depth == 0 && round_.first_tokens != nullptr) {
+      for (const size_t s : going_) {
+        take(s, depth, round_.first_tokens[s], static_cast<float>(round_.first_chances[s]));
       }
+      return;
+    }
+    const std::vector<BestToken> found = likeliest(runner_, head_, hidden_.data(), going_.size());
+    for (size_t i = 0; i < going_.size(); ++i) {
+      const bool is_token = std::isfinite(found[i].chance);
+      take(going_[i], depth, is_token ? static_cast<int64_t>(found[i].index) : -1,
+           is_token ? found[i].chance : 0.0f);
     }
   }
 
-  void make_logits(size_t begin, size_t count) {
-    logits_.resize(kLogitRows * head_.num_tokens);
-    if (head_.is_quantized) {
-      QuantizedLinearArgs args{};
-      args.x = normed_.data() + begin * row_bytes_;
-      args.x_type = type_;
-      args.rows = count;
-      args.x_stride = width_;
-      args.weight = head_.quantized;
-      args.out = logits_.data();
-      args.out_stride = head_.num_tokens;
-      args.out_type = Element::kFloat32;
-      quantized_linear(*runner_.kernels().quantized_linear, args, runner_.parallel_for());
-      return;
-    }
-    LinearArgs args{};
-    args.x = normed_.data() + begin * row_bytes_;
-    args.rows = count;
-    args.x_stride = width_;
-    args.in_features = width_;
-    args.weight = head_.weight;
-    args.weight_type = type_;
-    args.out_features = head_.num_tokens;
-    args.out = logits_.data();
-    args.out_stride = head_.num_tokens;
-    args.out_type = Element::kFloat32;
-    linear(runner_.kernels().linear, args, runner_.parallel_for());
+  void take(size_t s, size_t depth, int64_t token, float chance) {
+    const size_t place = s * round_.most + depth;
+    round_.tokens[place] = token;
+    round_.chances[place] = chance;
+    reached_[s] *= chance;
   }
 
   // Whoever has its last token leaves; the rows of the others move up.
@@ -180,8 +140,6 @@ class Drafting {
   std::vector<size_t> going_;
   std::vector<float> reached_;  // the chance of all tokens so far
   std::vector<char> hidden_;    // [going, width]
-  std::vector<char> normed_;
-  std::vector<float> logits_;
   std::vector<char> input_;
   std::vector<int64_t> positions_;
   std::vector<int64_t> slots_;

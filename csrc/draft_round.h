@@ -10,20 +10,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "draft_head.h"
 #include "program_runner.h"
 
 namespace plait {
-
-// What stands around a head's program. Tokens are numbered as the head has them.
-struct DraftHead {
-  size_t num_tokens;
-  const void* embeddings;  // [num_tokens, width of the output], of the registers' type
-  Vector norm;             // before the logits
-  float eps;
-  bool is_quantized;  // what makes logits: one of the next two
-  const void* weight;
-  QuantizedWeight quantized;
-};
 
 struct DraftRound {
   size_t num_sequences;
@@ -31,6 +21,9 @@ struct DraftRound {
   const int64_t* starts;  // [num_sequences], where the first token's row stands
   const int64_t* depths;  // [num_sequences], how many tokens at most
   const int64_t* sure;    // [num_sequences], so many of them whatever their chances
+  // [num_sequences], the first token of each and its chance, where they are known; else null
+  const int64_t* first_tokens;
+  const double* first_chances;
   float floor;            // the chance of all of a draft, below which it ends behind these
   StepGroup group;        // its block table has a row for each sequence; its slots are not read
   size_t most;            // columns of what follows, no less than any depth

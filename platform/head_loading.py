@@ -103,7 +103,11 @@ def load_drafting_head(path: Path, options: Options, executor: Executor) -> Load
 
 
 def _kept(options: Options, executor: Executor) -> Kept:
-    """As the model's weights are, but no fewer bits than 8: a head has little to spare."""
+    """Numbers beside numbers, and 4 bits beside a quantised model.
+
+    What a head says is a guess. Of the default one's first drafts 0.434 hold with 4 bits, 0.439
+    with 8, and it goes along with each step, in half the time.
+    """
     formats = [name for name, _ in executor.model.weight_formats]
     is_quantized = bool(formats) and formats[0] not in _NUMBERS
     if options.quantization == "none" or not is_quantized:
@@ -111,7 +115,7 @@ def _kept(options: Options, executor: Executor) -> Kept:
     activations = options.quantized_activations
     if activations == "auto":
         activations = "exact" if executor.model.dtype == "float32" else "int8"
-    return Kept(bits=8, activations=cast("Activations", activations))
+    return Kept(bits=4, activations=cast("Activations", activations))
 
 
 def _threads(options: Options) -> Threads:

@@ -33,7 +33,7 @@ from plait.speculative.draft_model import (
 )
 from plait.speculative.eagle_blocks import HeadBlocks, HeadState
 from plait.speculative.eagle_head import EagleHead, HeadRows
-from plait.speculative.eagle_program import Starts
+from plait.speculative.eagle_program import Followed, Starts
 from plait.speculative.source import Draft, Round, Want
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SOURCE = "eagle"
+# The first token of a draft is chosen as the head goes along, which saves a call, for so many
+# sequences at most, and as long as drafts were wanted within so many steps.
+MAX_FIRST, ASKED_AGAIN = 8, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +70,15 @@ class _Chain:
     want: Want
     hidden: torch.Tensor
     start: int  # position of the first row
-    table: list[int]
+    first: tuple[int, float] | None  # its first token, of the head, and chance, if known
+    table: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)  # those of others, then ours
     chances: list[float] = field(default_factory=list)
+
+    @property
+    def num_chosen(self) -> int:
+        """Tokens chosen in this round; the pass before the first went along with the target's."""
+        return len(self.tokens) - (self.first is not None)
 
     @property
     def is_given(self) -> bool:
@@ -145,6 +154,11 @@ class EagleSource:
             "unseen_sequences": self._blocks.num_unseen,
         }
 
+    def knows_first(self, sequence: Sequence) -> bool:
+        """See `TappedSource.knows_first`."""
+        state = self._blocks.ready(sequence)
+        return state is not None and state.first is not None and self._is_plain(sequence)
+
     def takes(self, sequence: Sequence) -> bool:
         """See `ModelSource.takes`: whether it has seen all of the sequence up to now."""
         can_obey = self._mask is not None or sequence.request.grammar is None
@@ -219,47 +233,49 @@ class EagleSource:
                 self._blocks.lose(span.sequence)
         if not taken:
             return
-        hidden = self.head.forward(self._rows(batch, taps, taken))
-        end = 0
-        for s, behind in taken:
-            end += len(behind)
-            states[s].hidden = hidden[end - 1].clone()
-            self._blocks.seen(states[s], plan.spans[s], len(behind), result.spans[s].token_ids)
-        self._counts["ingested_rows"] += len(hidden)
+        drafts = len(taken) <= MAX_FIRST and any(
+            states[s].num_unasked < ASKED_AGAIN and self._is_plain(plan.spans[s].sequence)
+            for s, _ in taken
+        )
+        found = self.head.follow(self._rows(batch, taps, taken, drafts=drafts))
+        for at, (s, behind) in enumerate(taken):
+            state = states[s]
+            state.hidden = found.hidden[at]
+            is_known = bool(found.token_ids) and found.token_ids[at] >= 0
+            state.first = (found.token_ids[at], found.chances[at]) if is_known else None
+            state.num_unasked += 1
+            self._blocks.seen(state, plan.spans[s], len(behind), result.spans[s].token_ids)
+            self._counts["ingested_rows"] += len(behind)
 
     def _rows(
-        self, batch: StepBatch, taps: torch.Tensor, taken: SequenceOf[tuple[int, list[int]]]
-    ) -> HeadRows:
+        self,
+        batch: StepBatch,
+        taps: torch.Tensor,
+        taken: SequenceOf[tuple[int, list[int]]],
+        *,
+        drafts: bool,
+    ) -> Followed:
         """The first rows of some spans, as many as there are tokens behind them."""
-        group = self._bounds.group
         # Few rows, mostly: lists are quicker than arrays here.
         first_rows, seq_lens = batch.query_start.tolist(), batch.seq_lens.tolist()
         rows: list[int] = []
-        positions: list[int] = []
-        ends = [0]
-        lengths = []
         for s, behind in taken:
-            first, count = first_rows[s], len(behind)
+            rows += range(first_rows[s], first_rows[s] + len(behind))
+        if len(rows) <= rows[-1]:
+            taps = taps[rows]
+        elif len(rows) < len(taps):
+            taps = taps[: len(rows)]
+        table = batch.block_tables[self._bounds.group]
+        if len(taken) < len(table):
+            table = table[[s for s, _ in taken]]
+        return Followed(
+            taps=taps,
+            token_ids=[token for _, behind in taken for token in behind],
             # Places in the sequence: the batch's positions may be those of a grid.
-            start = seq_lens[s] - (first_rows[s + 1] - first)
-            rows += range(first, first + count)
-            positions += range(start, start + count)
-            ends.append(ends[-1] + count)
-            lengths.append(start + count)
-        spans = [s for s, _ in taken]
-        slots, table = batch.slot_mapping[group], batch.block_tables[group]
-        if len(rows) < len(taps):
-            taps, slots = taps[rows], slots[rows]
-        if len(spans) < len(table):
-            table = table[spans]
-        return HeadRows(
-            hidden=self.head.fuse(taps),
-            token_ids=torch.tensor([token for _, behind in taken for token in behind]),
-            positions=torch.tensor(positions),
-            query_start=torch.tensor(ends, dtype=torch.int32),
-            seq_lens=torch.tensor(lengths, dtype=torch.int32),
-            slot_mapping=torch.from_numpy(slots),
+            starts=[seq_lens[s] - (first_rows[s + 1] - first_rows[s]) for s, _ in taken],
+            counts=[len(behind) for _, behind in taken],
             block_table=torch.from_numpy(table),
+            drafts=drafts,
         )
 
     # --- drafting --------------------------------------------------------------------------------
@@ -273,20 +289,19 @@ class EagleSource:
         if self.is_off or not wants:
             return [None] * len(wants)
         began = time.perf_counter()
+        chains: list[_Chain | None] = [None] * len(wants)
         try:
-            drafts = self._round(wants)
+            chains = self._round(wants)
         except Exception:
             log.exception("the draft head failed with %d sequences", len(wants))
             self._count_fault(want.sequence for want in wants)
-            drafts = [None] * len(wants)
+        drafts = [None if chain is None else _draft(chain) for chain in chains]
         if any(drafts):
             self._faults_in_a_row = 0
         seconds = time.perf_counter() - began
         self._seconds += seconds
         self._counts["rounds"] += 1
-        # A depth is one choice for each; the pass before the first went along with the target's.
-        made = [(want, draft) for want, draft in zip(wants, drafts, strict=True) if draft]
-        depths = [len(want.after) + len(draft.tokens) for want, draft in made]
+        depths = [chain.num_chosen for chain in chains if chain is not None and chain.num_drafted]
         self.last = Round(
             seconds=seconds, num_forwards=max(depths, default=0), num_rows=sum(depths)
         )
@@ -300,46 +315,84 @@ class EagleSource:
         if self.is_off:
             log.error("the draft head failed %d times in a row: it is left alone", MAX_FAULTS)
 
-    def _round(self, wants: SequenceOf[Want]) -> list[Draft | None]:
+    def _round(self, wants: SequenceOf[Want]) -> list[_Chain | None]:
         self._blocks.begin_round()
         chains = [self._open(want) for want in wants]
         opened = [chain for chain in chains if chain is not None]
-        likeliest = [chain for chain in opened if self._is_plain(chain)]
-        if likeliest:
-            self._draft_likeliest(likeliest)
-        going = self._extend([chain for chain in opened if not chain.tokens])
+        plain = [chain for chain in opened if self._draws_likeliest(chain)]
+        deeper = [chain for chain in plain if not self._ends_at_first(chain)]
+        if deeper:
+            self._draft_likeliest(deeper)
+        others = [chain for chain in opened if chain not in plain]
+        for chain in others:
+            self._lay(chain)
+        going = self._extend([chain for chain in others if not chain.tokens])
         while going:
             self._forward(going)
             going = self._extend(going)
-        return [None if chain is None else _draft(chain) for chain in chains]
+        return chains
 
     def _open(self, want: Want) -> _Chain | None:
         state = self._blocks.ready(want.sequence)
         if state is None or state.hidden is None or want.limit < 1:
             return None
+        state.num_unasked = 0
         start = len(want.sequence.tokens) - 1
-        end = start + len(want.after) + want.limit + want.extra - 1
-        table = self._blocks.draft_table(want.sequence, end)
-        return _Chain(want=want, hidden=state.hidden, start=start, table=table)
+        first = state.first if not want.after and self._is_plain(want.sequence) else None
+        return _Chain(want=want, hidden=state.hidden, start=start, first=first)
 
-    def _is_plain(self, chain: _Chain) -> bool:
-        """Whether its tokens are the likeliest of the head's, from the first on."""
-        sequence = chain.want.sequence
-        is_free = sequence.request.grammar is None and not chain.want.after
-        return is_free and self.head.drafts_greedily and self._takes_likeliest(sequence)
+    def _lay(self, chain: _Chain) -> None:
+        """Find room for the rows of a chain."""
+        want = chain.want
+        end = chain.start + len(want.after) + want.limit + want.extra - 1
+        chain.table = self._blocks.draft_table(want.sequence, end)
+
+    def _draws_likeliest(self, chain: _Chain) -> bool:
+        return not chain.want.after and self._is_plain(chain.want.sequence)
+
+    def _is_plain(self, sequence: Sequence) -> bool:
+        """Whether its next tokens are the likeliest of the head's."""
+        return (
+            sequence.request.grammar is None
+            and self.head.drafts_greedily
+            and self._takes_likeliest(sequence)
+        )
+
+    def _ends_at_first(self, chain: _Chain) -> bool:
+        """Whether the first token is known and the only one; then the chain has it."""
+        if chain.first is None:
+            return False
+        place, chance = chain.first
+        token, want = int(self._ids[place]), chain.want
+        is_last = want.limit == 1 and (not want.extra or chance < want.floor)
+        if not is_last and not ends(want.sequence, token, self._bounds.eos_token_ids):
+            return False
+        chain.tokens.append(token)
+        chain.chances.append(chance)
+        return True
 
     def _draft_likeliest(self, chains: SequenceOf[_Chain]) -> None:
         """All tokens of these chains, in one call."""
         size = self._bounds.block_size
+        for chain in chains:
+            self._lay(chain)
         depths = [
             min(c.want.limit + c.want.extra, len(c.table) * size - c.start + 1) for c in chains
         ]
+        firsts = [chain.first for chain in chains if chain.first is not None]
+        if len(firsts) < len(chains):
+            firsts = []
+            for chain in chains:
+                chain.first = None
+        hidden = [chain.hidden for chain in chains]
         found = self.head.draft(
             Starts(
-                hidden=torch.stack([chain.hidden for chain in chains]),
-                positions=torch.tensor([chain.start for chain in chains]),
-                depths=torch.tensor(depths),
-                sure=torch.tensor([chain.want.limit for chain in chains]),
+                hidden=torch.stack(hidden) if len(hidden) > 1 else hidden[0][None],
+                positions=[chain.start for chain in chains],
+                depths=depths,
+                sure=[chain.want.limit for chain in chains],
+                first_tokens=[token for token, _ in firsts],
+                first_chances=[chance for _, chance in firsts],
                 block_table=torch.from_numpy(_tables(chains)),
                 floor=max(chain.want.floor for chain in chains),
             )

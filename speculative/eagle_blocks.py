@@ -39,6 +39,8 @@ class HeadState:
     num_seen: int = 0  # positions 0 … num_seen - 1 have their rows
     num_marked: int = 0  # blocks
     hidden: torch.Tensor | None = None  # [D], what the last of them gave
+    first: tuple[int, float] | None = None  # what that says comes next, of the head; its chance
+    num_unasked: int = 0  # steps since drafts were wanted
 
 
 class HeadBlocks:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from plait.adapters.sites import SiteKind
 from plait.platform.config import CacheConfig, KVGroup
@@ -34,7 +35,15 @@ from plait.platform.ops.linear import linear
 from plait.platform.ops.paged_attention import paged_attention
 from plait.platform.ops.rms_norm import rms_norm
 from plait.speculative.eagle_config import HeadConfig, read_head_config
-from plait.speculative.eagle_program import Drafted, HeadRunner, Starts, Threads, rope_table
+from plait.speculative.eagle_program import (
+    Behind,
+    Drafted,
+    Followed,
+    HeadRunner,
+    Starts,
+    Threads,
+    rope_table,
+)
 from plait.speculative.eagle_weights import HeadWeights, Kept, load_weights
 
 if TYPE_CHECKING:
@@ -84,6 +93,10 @@ class EagleHead:
         self._kv_dtype = target.kv_dtype
         self._embed = target.embed
         self._rope = rope_table(config.rope, target.num_positions)
+        ids = (
+            range(config.vocab_size) if weights.target_ids is None else weights.target_ids.tolist()
+        )
+        self._places = {token: place for place, token in enumerate(ids)}  # of tokens in our rows
         self._runner: HeadRunner | None = None
         if target.threads is not None:
             own = _own_embeddings(config, weights, target.embed)
@@ -116,8 +129,43 @@ class EagleHead:
         (self._pages,) = create_pages(cache)
 
     @torch.inference_mode()
-    def fuse(self, taps: Tensor) -> Tensor:
-        """Tapped rows `[T, num_taps * D_target]` as the head's layer takes them, `[T, D]`."""
+    def follow(self, rows: Followed) -> Behind:
+        """What the layer gives for the last row of each sequence; K and V are written."""
+        if self._runner is None:
+            return Behind(hidden=self._follow_by_torch(rows), token_ids=[], chances=[])
+        assert self._pages is not None, "allocate comes first"
+        own = self._runner.embeddings
+        if own is not None:
+            places = [self._places.get(token, -1) for token in rows.token_ids]
+            if -1 not in places:  # as nearly always
+                return self._runner.follow(rows, places, own, self._pages)
+        embeds = self._embed(torch.tensor(rows.token_ids))
+        return self._runner.follow(rows, list(range(len(embeds))), embeds, self._pages)
+
+    def _follow_by_torch(self, rows: Followed) -> Tensor:
+        assert self._pages is not None, "allocate comes first"
+        size = self._pages.shape[-2]
+        spans = list(zip(rows.starts, rows.counts, strict=True))
+        positions = torch.cat([torch.arange(start, start + count) for start, count in spans])
+        counts = torch.tensor(rows.counts)
+        owners = torch.arange(len(spans)).repeat_interleave(counts)
+        blocks = rows.block_table[owners, positions // size].long()
+        ends = counts.cumsum(0)
+        hidden = self.forward(
+            HeadRows(
+                hidden=self._fuse(rows.taps),
+                token_ids=torch.tensor(rows.token_ids),
+                positions=positions,
+                query_start=functional.pad(ends, (1, 0)).int(),
+                seq_lens=torch.tensor(rows.starts, dtype=torch.int32) + counts.int(),
+                slot_mapping=blocks * size + positions % size,
+                block_table=rows.block_table,
+            )
+        )
+        return hidden[ends - 1]
+
+    def _fuse(self, taps: Tensor) -> Tensor:
+        """Tapped rows as the head's layer takes them, `[T, D]`."""
         w = self._weights
         if w.input_norm is not None:
             taps = rms_norm(taps, w.input_norm, self.config.eps)
@@ -151,7 +199,7 @@ class EagleHead:
     @property
     def drafts_greedily(self) -> bool:
         """Whether `draft` can be asked."""
-        return self._runner is not None and self._runner.drafts
+        return self._runner is not None and self._runner.embeddings is not None
 
     @torch.inference_mode()
     def draft(self, starts: Starts) -> Drafted:
@@ -260,7 +308,7 @@ def _logit_rows(executor: Executor, token_ids: Tensor) -> Tensor:
 
 
 def _table(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda token_ids: torch.nn.functional.embedding(token_ids, weight)
+    return lambda token_ids: functional.embedding(token_ids, weight)
 
 
 def _check_target(config: HeadConfig, executor: Executor) -> None:

@@ -5,6 +5,7 @@ Register 0 holds each row's embedding and, behind it, what the row before gave.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -48,13 +49,36 @@ class Threads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Followed:
+    """T rows of the target, of S sequences: where they stand, and what the target had there."""
+
+    taps: Tensor  # [T, num_taps * D_target]
+    token_ids: list[int]  # [T], behind each row, of the target
+    starts: list[int]  # [S], position of each one's first row
+    counts: list[int]  # [S], its rows
+    block_table: Tensor  # int32 [S, B]
+    drafts: bool  # whether to say at once what comes next, if that can be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Behind:
+    """What the head has behind the last row of each of S sequences."""
+
+    hidden: Tensor  # [S, D]
+    token_ids: list[int]  # [S], the likeliest next tokens, of the head; or empty
+    chances: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Starts:
     """Where the drafts of S sequences begin, and how long each may become."""
 
     hidden: Tensor  # [S, D]: what each one's last row gave
-    positions: Tensor  # int64 [S], of the first token's row
-    depths: Tensor  # int64 [S], at least 1
-    sure: Tensor  # int64 [S], so many whatever their chances
+    positions: list[int]  # [S], of the first token's row
+    depths: list[int]  # [S], at least 1
+    sure: list[int]  # [S], so many whatever their chances
+    first_tokens: list[int]  # [S], of the head, where those of all are known; or empty
+    first_chances: list[float]
     block_table: Tensor  # int32 [S, B]
     floor: float  # the chance of all of a draft, below which it ends behind these
 
@@ -164,7 +188,9 @@ class HeadRunner:
             pin=threads.pin,
         )
         self._embeddings = embeddings
-        self._form = _form(weights.lm_head)
+        self._logits, self._fusing = _operands(weights.lm_head), _operands(weights.fc)
+        self._follow = torch.ops.plait.draft_follow.default
+        self._round = torch.ops.plait.draft_round.default
 
     @property
     def num_bytes(self) -> int:
@@ -173,9 +199,9 @@ class HeadRunner:
         return 0 if own is None or own is self._weights.embed else own.nbytes
 
     @property
-    def drafts(self) -> bool:
-        """Whether `draft` can be asked."""
-        return self._embeddings is not None
+    def embeddings(self) -> Tensor | None:
+        """Rows `[N, D]` of the head's own tokens; without them `draft` cannot be asked."""
+        return self._embeddings
 
     def forward(self, embeds: Tensor, rows: HeadRows, pages: Tensor) -> Tensor:
         """See `EagleHead.forward`; `embeds` are the rows of its tokens."""
@@ -193,25 +219,48 @@ class HeadRunner:
         )
         return self._runner.run(torch.cat([embeds, rows.hidden], dim=1), step)
 
+    def follow(
+        self, rows: Followed, tokens: list[int], embeddings: Tensor, pages: Tensor
+    ) -> Behind:
+        """See `EagleHead.follow`; `tokens` are rows of `embeddings`."""
+        self._rope.fill(max(map(operator.add, rows.starts, rows.counts)))
+        hidden, token_ids, chances = self._follow(
+            self._runner.handle,
+            rows.taps,
+            tokens,
+            rows.starts,
+            rows.counts,
+            pages,
+            rows.block_table,
+            embeddings,
+            self._weights.input_norm,
+            *self._fusing,
+            rows.drafts,
+            self._weights.norm,
+            self._config.eps,
+            *self._logits,
+        )
+        return Behind(hidden=hidden, token_ids=token_ids.tolist(), chances=chances.tolist())
+
     def draft(self, starts: Starts, pages: Tensor) -> Drafted:
         """The likeliest tokens, one behind the other; K and V of their rows are written."""
-        assert self._embeddings is not None, "ask `drafts` first"
-        self._rope.fill(int((starts.positions + starts.depths).numpy().max()))
-        weight = self._weights.lm_head
-        token_ids, chances, counts = torch.ops.plait.draft_round(
+        assert self._embeddings is not None, "there are no rounds without embeddings"
+        self._rope.fill(max(map(operator.add, starts.positions, starts.depths)))
+        token_ids, chances, counts = self._round(
             self._runner.handle,
             starts.hidden,
             starts.positions,
             starts.depths,
             starts.sure,
+            starts.first_tokens,
+            starts.first_chances,
             starts.floor,
             pages,
             starts.block_table,
             self._embeddings,
             self._weights.norm,
             self._config.eps,
-            weight.tiles if isinstance(weight, PackedWeight) else weight.blob,
-            self._form,
+            *self._logits,
         )
         num_forwards, num_rows = counts.tolist()
         return Drafted(
@@ -219,8 +268,8 @@ class HeadRunner:
         )
 
 
-def _form(weight: Packed) -> list[int]:
-    """How the kernels are told what a weight is."""
+def _operands(weight: Packed) -> tuple[Tensor, list[int]]:
+    """A weight, and how the kernels are told what it is."""
     if isinstance(weight, PackedWeight):
-        return [weight.in_features, weight.out_features]
-    return [*weight.form, int(weight.activations == "exact")]
+        return weight.tiles, [weight.in_features, weight.out_features]
+    return weight.blob, [*weight.form, int(weight.activations == "exact")]

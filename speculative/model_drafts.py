@@ -106,6 +106,11 @@ class ModelDrafts:
             self._cost.seconds,
             max_rows=max_rows,
         )
+        if self._head is not None and not self._economy.ledger.is_asleep(name):
+            known = [self._head.knows_first(rival.want.sequence) for rival in rivals]
+            depths = [
+                max(depth, int(is_known)) for depth, is_known in zip(depths, known, strict=True)
+            ]
         asked = [
             replace(rival, want=replace(rival.want, limit=depth))
             for rival, depth in zip(rivals, depths, strict=True)

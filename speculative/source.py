@@ -97,6 +97,10 @@ class TappedSource(ModelSource, Protocol):
 
     taps: tuple[int, ...]  # after how many layers
 
+    def knows_first(self, sequence: Sequence) -> bool:
+        """Whether the first token of a draft is there already, and costs nothing more."""
+        ...
+
     def wants_taps(self, plan: StepPlan) -> bool:
         """Whether it goes along with a sequence of this step."""
         ...

@@ -9,7 +9,7 @@ from support.eagle_heads import HeadShape, head_tensors, write_head
 from plait.platform.ops._native import has_kernels
 from plait.speculative.eagle_config import read_head_config
 from plait.speculative.eagle_head import EagleHead, HeadRows, HeadTarget
-from plait.speculative.eagle_program import Starts, Threads
+from plait.speculative.eagle_program import Followed, Starts, Threads
 from plait.speculative.eagle_weights import Kept, load_weights
 
 pytestmark = pytest.mark.skipif(not has_kernels(), reason="programs need the compiled kernels")
@@ -83,9 +83,9 @@ def drafted_by_passes(head, rows, starts):
     found = []
     for s in range(len(starts.hidden)):
         hidden, tokens, chances, reached = starts.hidden[s : s + 1], [], [], 1.0
-        for depth in range(int(starts.depths[s])):
+        for depth in range(starts.depths[s]):
             if depth:
-                position = starts.positions[s : s + 1] + depth - 1
+                position = torch.tensor([starts.positions[s] + depth - 1])
                 block = rows.block_table[s, int(position) // BLOCK_SIZE].long()
                 ids = torch.tensor(tokens[-1:])
                 hidden = head.forward(
@@ -103,10 +103,44 @@ def drafted_by_passes(head, rows, starts):
             tokens.append(int(logits.argmax()))
             chances.append(float(logits.double().softmax(-1)[tokens[-1]]))
             reached *= chances[-1]
-            if depth + 1 >= int(starts.sure[s]) and reached < starts.floor:
+            if depth + 1 >= starts.sure[s] and reached < starts.floor:
                 break
         found.append((tokens, chances))
     return found
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["embeddings kept", "asked for"])
+@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_going_along_gives_the_bits_of_torch_and_what_comes_next(
+    shape, dtype, bits, known, tmp_path
+):
+    by_torch, by_program = both(tmp_path, shape, dtype, Kept(bits=bits, activations="int8"))
+    spans = [(0, 7), (5, 1), (0, 13)]
+    rows = rows_of(spans, shape.hidden_size, dtype)
+    ids = [5] * 21 if by_torch.target_ids is None else by_torch.target_ids[:21].tolist()
+    others = set(range(307)) - set(
+        ids if by_torch.target_ids is None else by_torch.target_ids.tolist()
+    )
+    followed = Followed(
+        taps=torch.randn(21, 3 * shape.target_hidden_size).to(DTYPES[dtype]),
+        token_ids=ids if known or not others else [*ids[1:], min(others)],
+        starts=[first for first, _ in spans],
+        counts=[count for _, count in spans],
+        block_table=rows.block_table,
+        drafts=True,
+    )
+    wanted, found = by_torch.follow(followed), by_program.follow(followed)
+    assert torch.equal(found.hidden, wanted.hidden)
+    assert torch.equal(by_program._pages, by_torch._pages)
+    logits = by_torch.logits(wanted.hidden)
+    assert found.token_ids == logits.argmax(-1).tolist()
+    chances = logits.double().softmax(-1).amax(-1).tolist()
+    assert found.chances == pytest.approx(chances, rel=1e-4)
+    silent = by_program.follow(replace(followed, drafts=False))
+    assert torch.equal(silent.hidden, found.hidden)
+    assert not silent.token_ids
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.02])
@@ -120,9 +154,11 @@ def test_a_round_gives_what_its_passes_give(own, dtype, bits, floor, tmp_path):
     ends = rows.query_start[1:].long() - 1
     starts = Starts(
         hidden=by_program.forward(rows)[ends],
-        positions=rows.seq_lens.long(),
-        depths=torch.tensor([3, 1, 8, 5]),
-        sure=torch.tensor([2, 1, 1, 1]),
+        positions=rows.seq_lens.tolist(),
+        depths=[3, 1, 8, 5],
+        sure=[2, 1, 1, 1],
+        first_tokens=[],
+        first_chances=[],
         block_table=rows.block_table,
         floor=floor,
     )
@@ -136,11 +172,16 @@ def test_a_round_gives_what_its_passes_give(own, dtype, bits, floor, tmp_path):
         assert drafted.token_ids[s].tolist() == tokens + [-1] * missing
         assert drafted.chances[s, : len(tokens)].tolist() == pytest.approx(chances, rel=1e-4)
     assert torch.equal(by_program._pages, by_torch._pages)
+    firsts = [int(tokens[0]) for tokens in drafted.token_ids]
+    given = replace(starts, first_tokens=firsts, first_chances=drafted.chances[:, 0].tolist())
+    again = by_program.draft(given)
+    assert torch.equal(again.token_ids, drafted.token_ids)
+    assert torch.equal(again.chances, drafted.chances)
     lengths = [len(tokens) for tokens, _ in wanted]
     assert drafted.num_rows == sum(lengths) - 4
     assert drafted.num_forwards == max(lengths) - 1
     if floor:
-        assert lengths != starts.depths.tolist()
+        assert lengths != starts.depths
 
 
 def test_a_row_that_is_not_finite_ends_its_own_draft_alone(tmp_path):
@@ -148,9 +189,11 @@ def test_a_row_that_is_not_finite_ends_its_own_draft_alone(tmp_path):
     rows = rows_of([(0, 3), (0, 3)], 64, "float32")
     starts = Starts(
         hidden=head.forward(rows)[[2, 5]],
-        positions=rows.seq_lens.long(),
-        depths=torch.tensor([4, 4]),
-        sure=torch.tensor([4, 4]),
+        positions=rows.seq_lens.tolist(),
+        depths=[4, 4],
+        sure=[4, 4],
+        first_tokens=[],
+        first_chances=[],
         block_table=rows.block_table,
         floor=0.0,
     )
@@ -160,11 +203,13 @@ def test_a_row_that_is_not_finite_ends_its_own_draft_alone(tmp_path):
 
 WRONG = {
     "hidden": {"hidden": torch.zeros(2, 63)},
-    "starts int64": {"positions": torch.zeros(2, dtype=torch.int32)},
-    "a depth of 0": {"depths": torch.tensor([1, 0])},
-    "sure int64": {"sure": torch.zeros(3, dtype=torch.int64)},
+    "1 starts": {"positions": [3]},
+    "a depth of 0": {"depths": [1, 0]},
+    "3 starts, depths or sure ones": {"sure": [1, 1, 1]},
+    "first tokens and their chances": {"first_tokens": [1], "first_chances": [0.5]},
+    "there is no token 120": {"first_tokens": [1, 120], "first_chances": [0.5, 0.5]},
     "a block_table": {"block_table": torch.zeros(3, 2, dtype=torch.int32)},
-    "position 48 lies beyond 12 blocks": {"positions": torch.tensor([48, 3])},
+    "position 48 lies beyond 12 blocks": {"positions": [48, 3]},
 }
 
 
@@ -173,9 +218,11 @@ def test_what_does_not_fit_is_refused_before_it_is_read(words, tmp_path):
     _, head = both(tmp_path, HeadShape(), "float32")
     starts = Starts(
         hidden=torch.zeros(2, 64),
-        positions=torch.tensor([3, 3]),
-        depths=torch.tensor([2, 2]),
-        sure=torch.tensor([2, 2]),
+        positions=[3, 3],
+        depths=[2, 2],
+        sure=[2, 2],
+        first_tokens=[],
+        first_chances=[],
         block_table=rows_of([(0, 3), (0, 3)], 64, "float32").block_table,
         floor=0.0,
     )
