@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <tuple>
@@ -63,24 +64,26 @@ plait::DraftMatrix draft_matrix(const plait::Program& program, const Tensor& wei
   return matrix;
 }
 
-plait::DraftHead draft_head(const plait::Program& program, const Tensor& norm, double eps,
-                            const Tensor& weight, const std::vector<int64_t>& form) {
-  const auto width = static_cast<int64_t>(program.widths[program.output]);
-  const ScalarType type = type_of(program);
-  plait::DraftHead head{};
-  head.logits = draft_matrix(program, weight, form);
-  plait::check(form[0] == width, kOp, "the weight must take ", width, " inputs");
-  expect(norm, type, {width}, "a norm [D] of the program's dtype");
-  head.num_tokens = static_cast<size_t>(form[1]);
-  head.norm = {norm.const_data_ptr(), program.type};
-  head.eps = static_cast<float>(eps);
-  return head;
+// A head with all that stays the same from call to call: an argument more costs a call as much as
+// a small kernel does, where each step reads all of a model in between.
+struct Head {
+  int64_t program;
+  std::vector<Tensor> kept;
+  plait::DraftHead logits;
+  plait::DraftMatrix fusing;
+  plait::Vector tap_norm;
+  plait::StepGroup group;
+  ScalarType type;
+  int64_t width;
+};
+
+plait::Handles<Head>& heads() {
+  static auto* const all = new plait::Handles<Head>("draft head");
+  return *all;
 }
 
-plait::StepGroup page_group(const Tensor& pages, const Tensor& block_table, ScalarType type,
-                            int64_t num_sequences) {
+plait::StepGroup page_group(const Tensor& pages, ScalarType type) {
   expect(pages, type, {-1, 1, 2, -1, -1, -1}, "pages [N, 1, 2, H, B, D] of the program's dtype");
-  expect(block_table, ScalarType::Int, {num_sequences, -1}, "a block_table int32 [S, B]");
   plait::StepGroup group{};
   group.pages = static_cast<char*>(pages.mutable_data_ptr());
   group.num_blocks = pages.size(0);
@@ -88,37 +91,70 @@ plait::StepGroup page_group(const Tensor& pages, const Tensor& block_table, Scal
   group.num_kv_heads = pages.size(3);
   group.block_size = pages.size(4);
   group.head_size = pages.size(5);
-  group.block_table = static_cast<const int32_t*>(block_table.const_data_ptr());
-  group.table_blocks = block_table.size(1);
-  group.table_stride = group.table_blocks;
   plait::check(group.half() > 0, kOp, "pages must hold something");
   return group;
 }
 
-// → tokens int64 [S, most], chances fp32 [S, most], {runs, rows} int64 [2]
-std::tuple<Tensor, Tensor, Tensor> draft_round(int64_t handle, const Tensor& hidden,
-                                               std::vector<int64_t> starts,
-                                               std::vector<int64_t> depths,
-                                               std::vector<int64_t> sure,
-                                               std::vector<int64_t> first_tokens,
-                                               std::vector<double> first_chances, double floor,
-                                               const Tensor& pages, const Tensor& block_table,
-                                               const Tensor& embeddings, const Tensor& norm,
-                                               double eps, const Tensor& weight,
-                                               std::vector<int64_t> form) {
-  const plait::InUse session(handle, kOp);
+plait::StepGroup with_table(const Head& head, const Tensor& block_table, int64_t num_sequences) {
+  expect(block_table, ScalarType::Int, {num_sequences, -1}, "a block_table int32 [S, B]");
+  plait::StepGroup group = head.group;
+  group.block_table = static_cast<const int32_t*>(block_table.const_data_ptr());
+  group.table_blocks = block_table.size(1);
+  group.table_stride = group.table_blocks;
+  return group;
+}
+
+// Of a program, which must outlive it. Without `embeddings`, of its own tokens, there are no rounds.
+int64_t draft_head_new(int64_t program_handle, const Tensor& pages,
+                       const std::optional<Tensor>& embeddings,
+                       const std::optional<Tensor>& tap_norm, const Tensor& fusing,
+                       std::vector<int64_t> fusing_form, const Tensor& norm, double eps,
+                       const Tensor& weight, std::vector<int64_t> form) {
+  const plait::InUse session(program_handle, kOp);
   const plait::Program& program = session.runner().program();
-  const ScalarType type = type_of(program);
+  auto head = std::make_shared<Head>();
+  head->program = program_handle;
+  head->type = type_of(program);
+  head->width = static_cast<int64_t>(program.widths[program.output]);
+  head->kept = {pages, fusing, norm, weight};
+  head->group = page_group(pages, head->type);
+  head->fusing = draft_matrix(program, fusing, fusing_form);
+  head->logits.logits = draft_matrix(program, weight, form);
+  plait::check(form[0] == head->width, kOp, "the weight must take ", head->width, " inputs");
+  expect(norm, head->type, {head->width}, "a norm [D] of the program's dtype");
+  head->logits.num_tokens = static_cast<size_t>(form[1]);
+  head->logits.norm = {norm.const_data_ptr(), program.type};
+  head->logits.eps = static_cast<float>(eps);
+  if (embeddings.has_value()) {
+    expect(*embeddings, head->type, {form[1], head->width},
+           "embeddings [N, D] of the program's dtype");
+    head->logits.embeddings = embeddings->const_data_ptr();
+    head->kept.push_back(*embeddings);
+  }
+  if (tap_norm.has_value()) {
+    expect(*tap_norm, head->type, {fusing_form[0]}, "a norm of the taps, of the program's dtype");
+    head->tap_norm = {tap_norm->const_data_ptr(), program.type};
+    head->kept.push_back(*tap_norm);
+  }
+  return heads().add(std::move(head));
+}
+
+void draft_head_free(int64_t handle) { heads().remove(handle); }
+
+// → tokens int64 [S, most], chances fp32 [S, most], {runs, rows} int64 [2]
+std::tuple<Tensor, Tensor, Tensor> draft_round(
+    int64_t handle, const Tensor& hidden, std::vector<int64_t> starts, std::vector<int64_t> depths,
+    std::vector<int64_t> sure, std::vector<int64_t> first_tokens,
+    std::vector<double> first_chances, double floor, const Tensor& block_table) {
+  const std::shared_ptr<Head> head = heads().find(handle, kOp);
+  const plait::InUse session(head->program, kOp);
   const int64_t count = hidden.dim() == 2 ? hidden.size(0) : -1;
-  expect(hidden, type, {count, static_cast<int64_t>(program.widths[program.output])},
-         "hidden [S, D] of the program's dtype");
+  plait::check(head->logits.embeddings != nullptr, kOp, "there are no rounds without embeddings");
+  expect(hidden, head->type, {count, head->width}, "hidden [S, D] of the program's dtype");
   for (const auto* list : {&starts, &depths, &sure}) {
     plait::check(static_cast<int64_t>(list->size()) == count, kOp, list->size(),
                  " starts, depths or sure ones for ", count, " sequences");
   }
-  plait::DraftHead head = draft_head(program, norm, eps, weight, form);
-  expect(embeddings, type, {form[1], form[0]}, "embeddings [N, D] of the program's dtype");
-  head.embeddings = embeddings.const_data_ptr();
   plait::DraftRound round{};
   round.num_sequences = static_cast<size_t>(count);
   round.hidden = hidden.const_data_ptr();
@@ -130,18 +166,18 @@ std::tuple<Tensor, Tensor, Tensor> draft_round(int64_t handle, const Tensor& hid
                      first_chances.size() == first_tokens.size(),
                  kOp, "first tokens and their chances must be of all sequences");
     for (const int64_t token : first_tokens) {
-      plait::check(token >= 0 && token < form[1], kOp, "there is no token ", token);
+      plait::check(token >= 0 && token < static_cast<int64_t>(head->logits.num_tokens), kOp,
+                   "there is no token ", token);
     }
     round.first_tokens = first_tokens.data();
     round.first_chances = first_chances.data();
   }
   round.floor = static_cast<float>(floor);
-  round.group = page_group(pages, block_table, type, count);
+  round.group = with_table(*head, block_table, count);
   int64_t most = 0;
-  for (int64_t s = 0; s < count; ++s) {
-    plait::check(round.depths[s] >= 1 && round.depths[s] <= 4096, kOp, "a depth of ",
-                 round.depths[s]);
-    most = std::max(most, round.depths[s]);
+  for (const int64_t depth : depths) {
+    plait::check(depth >= 1 && depth <= 4096, kOp, "a depth of ", depth);
+    most = std::max(most, depth);
   }
   round.most = static_cast<size_t>(most);
   Tensor tokens = torch::stable::new_empty(hidden, {count, most}, ScalarType::Long);
@@ -151,75 +187,81 @@ std::tuple<Tensor, Tensor, Tensor> draft_round(int64_t handle, const Tensor& hid
   round.chances = static_cast<float*>(chances.mutable_data_ptr());
   std::fill_n(round.tokens, count * most, -1);
   std::fill_n(round.chances, count * most, 0.0f);
-  const plait::DraftCounts taken = plait::draft_round(session.runner(), head, round);
+  const plait::DraftCounts taken = plait::draft_round(session.runner(), head->logits, round);
   auto* const found = static_cast<int64_t*>(counts.mutable_data_ptr());
   found[0] = taken.runs;
   found[1] = taken.rows;
   return {tokens, chances, counts};
 }
 
-// → hidden [S, D], and what it says comes next: tokens int64 [S], chances fp32 [S], where `drafts`
-std::tuple<Tensor, Tensor, Tensor> draft_follow(int64_t handle, const Tensor& taps, std::vector<int64_t> tokens,
-                    std::vector<int64_t> starts, std::vector<int64_t> counts, const Tensor& pages,
-                    const Tensor& block_table, const Tensor& embeddings,
-                    const std::optional<Tensor>& tap_norm, const Tensor& fusing,
-                    std::vector<int64_t> fusing_form, bool drafts, const Tensor& norm, double eps,
-                    const Tensor& weight, std::vector<int64_t> form) {
-  const plait::InUse session(handle, kOp);
-  const plait::Program& program = session.runner().program();
-  const ScalarType type = type_of(program);
-  const auto width = static_cast<int64_t>(program.widths[program.output]);
+// → hidden [S, D], and where `drafts` what it says comes next, fp64 [S, 2]: a token and its chance.
+// `tokens` are rows of `embeddings`; without these, of the head's own.
+std::tuple<Tensor, Tensor> draft_follow(int64_t handle, const Tensor& taps,
+                                        std::vector<int64_t> tokens, std::vector<int64_t> starts,
+                                        std::vector<int64_t> counts, const Tensor& block_table,
+                                        const std::optional<Tensor>& embeddings, bool drafts) {
+  const std::shared_ptr<Head> head = heads().find(handle, kOp);
+  const plait::InUse session(head->program, kOp);
   const auto count = static_cast<int64_t>(starts.size());
-  const int64_t rows = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-  plait::check(counts.size() == starts.size(), kOp, "starts and counts are of the same sequences");
-  plait::check(static_cast<int64_t>(tokens.size()) == rows, kOp, tokens.size(), " tokens for ",
-               rows, " rows");
+  const auto rows = static_cast<int64_t>(tokens.size());
+  plait::check(counts.size() == starts.size() &&
+                   std::accumulate(counts.begin(), counts.end(), int64_t{0}) == rows,
+               kOp, "counts must be of the same sequences as starts, and of the ", rows, " tokens");
   plait::DraftFollow follow{};
-  follow.fusing = draft_matrix(program, fusing, fusing_form);
-  expect(taps, type, {rows, fusing_form[0]}, "taps [T, taps * D] of the program's dtype");
-  expect(embeddings, type, {-1, width}, "embeddings [N, D] of the program's dtype");
-  if (tap_norm.has_value()) {
-    expect(*tap_norm, type, {fusing_form[0]}, "a norm of the taps, of the program's dtype");
-    follow.norm = {tap_norm->const_data_ptr(), program.type};
+  follow.fusing = head->fusing;
+  expect(taps, head->type, {-1, static_cast<int64_t>(head->fusing.in_features)},
+         "taps [T, taps * D] of the program's dtype");
+  plait::check(taps.size(0) >= rows, kOp, "taps must have the ", rows, " rows of tokens");
+  follow.embeddings = head->logits.embeddings;
+  follow.num_embeddings = head->logits.num_tokens;
+  if (embeddings.has_value()) {
+    expect(*embeddings, head->type, {-1, head->width}, "embeddings [N, D] of the program's dtype");
+    follow.embeddings = embeddings->const_data_ptr();
+    follow.num_embeddings = static_cast<size_t>(embeddings->size(0));
   }
-  follow.eps = static_cast<float>(eps);
+  plait::check(follow.embeddings != nullptr, kOp, "the head has no embeddings of its own");
+  follow.norm = head->tap_norm;
+  follow.eps = head->logits.eps;
   follow.num_sequences = starts.size();
   follow.starts = starts.data();
   follow.counts = counts.data();
-  follow.group = page_group(pages, block_table, type, count);
+  follow.group = with_table(*head, block_table, count);
   follow.taps = taps.const_data_ptr();
   follow.tokens = tokens.data();
-  follow.embeddings = embeddings.const_data_ptr();
-  follow.num_embeddings = static_cast<size_t>(embeddings.size(0));
-  Tensor hidden = torch::stable::new_empty(taps, {count, width});
+  Tensor hidden = torch::stable::new_empty(taps, {count, head->width});
+  Tensor next = torch::stable::new_empty(taps, {drafts ? count : 0, 2}, ScalarType::Double);
   follow.hidden = hidden.mutable_data_ptr();
-  const plait::DraftHead head = draft_head(program, norm, eps, weight, form);
-  Tensor tokens_next = torch::stable::new_empty(taps, {drafts ? count : 0}, ScalarType::Long);
-  Tensor chances_next = torch::stable::new_empty(taps, {drafts ? count : 0}, ScalarType::Float);
   if (drafts) {
-    follow.head = &head;
-    follow.next_tokens = static_cast<int64_t*>(tokens_next.mutable_data_ptr());
-    follow.next_chances = static_cast<float*>(chances_next.mutable_data_ptr());
+    follow.head = &head->logits;
+    follow.next = static_cast<double*>(next.mutable_data_ptr());
   }
   plait::draft_follow(session.runner(), follow);
-  return {hidden, tokens_next, chances_next};
+  return {hidden, next};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(plait, m) {
   m.def(
-      "draft_round(int handle, Tensor hidden, int[] starts, int[] depths, int[] sure, int[] first_tokens, float[] first_chances, float floor, "
-      "Tensor(a!) pages, Tensor block_table, Tensor embeddings, Tensor norm, float eps, "
-      "Tensor weight, int[] form) -> (Tensor, Tensor, Tensor)");
+      "draft_head_new(int program, Tensor pages, Tensor? embeddings, Tensor? tap_norm, "
+      "Tensor fusing, int[] fusing_form, Tensor norm, float eps, Tensor weight, int[] form) "
+      "-> int");
+  m.def("draft_head_free(int handle) -> ()");
+  m.def(
+      "draft_round(int handle, Tensor hidden, int[] starts, int[] depths, int[] sure, "
+      "int[] first_tokens, float[] first_chances, float floor, Tensor block_table) "
+      "-> (Tensor, Tensor, Tensor)");
   m.def(
       "draft_follow(int handle, Tensor taps, int[] tokens, int[] starts, int[] counts, "
-      "Tensor(a!) pages, Tensor block_table, Tensor embeddings, Tensor? tap_norm, Tensor fusing, "
-      "int[] fusing_form, bool drafts, Tensor norm, float eps, Tensor weight, int[] form) "
-      "-> (Tensor, Tensor, Tensor)");
+      "Tensor block_table, Tensor? embeddings, bool drafts) -> (Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(plait, CompositeExplicitAutograd, m) {
+  m.impl("draft_head_free", TORCH_BOX(&draft_head_free));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(plait, CPU, m) {
+  m.impl("draft_head_new", TORCH_BOX(&draft_head_new));
   m.impl("draft_round", TORCH_BOX(&draft_round));
   m.impl("draft_follow", TORCH_BOX(&draft_follow));
 }

@@ -24,22 +24,26 @@ struct Session {
   std::mutex in_use;
 };
 
-// Never destroyed: a daemon thread may be within a step when the process ends.
-class Sessions {
+// What Python knows by a number. Never destroyed: a daemon thread may be within a step when the
+// process ends.
+template <class T>
+class Handles {
  public:
-  int64_t add(std::shared_ptr<Session> session) {
+  explicit Handles(const char* what) : what_(what) {}
+
+  int64_t add(std::shared_ptr<T> session) {
     const std::lock_guard<std::mutex> lock(mutex_);
     sessions_[++last_] = std::move(session);
     return last_;
   }
-  std::shared_ptr<Session> find(int64_t handle, const char* op) {
+  std::shared_ptr<T> find(int64_t handle, const char* op) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = sessions_.find(handle);
-    check(found != sessions_.end(), op, "there is no program ", handle);
+    check(found != sessions_.end(), op, "there is no ", what_, " ", handle);
     return found->second;
   }
   void remove(int64_t handle) {
-    std::shared_ptr<Session> last;  // freed behind the lock
+    std::shared_ptr<T> last;  // freed behind the lock
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = sessions_.find(handle);
     if (found == sessions_.end()) return;
@@ -52,13 +56,14 @@ class Sessions {
   }
 
  private:
+  const char* const what_;
   std::mutex mutex_;
-  std::map<int64_t, std::shared_ptr<Session>> sessions_;
+  std::map<int64_t, std::shared_ptr<T>> sessions_;
   int64_t last_ = 0;
 };
 
-inline Sessions& sessions() {
-  static auto* const all = new Sessions;
+inline Handles<Session>& sessions() {
+  static auto* const all = new Handles<Session>("program");
   return *all;
 }
 

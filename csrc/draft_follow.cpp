@@ -51,8 +51,8 @@ class Following {
         likeliest(runner_, *follow_.head, hidden, follow_.num_sequences);
     for (size_t s = 0; s < found.size(); ++s) {
       const bool is_token = std::isfinite(found[s].chance);
-      follow_.next_tokens[s] = is_token ? static_cast<int64_t>(found[s].index) : -1;
-      follow_.next_chances[s] = is_token ? found[s].chance : 0.0f;
+      follow_.next[2 * s] = is_token ? static_cast<double>(found[s].index) : -1.0;
+      follow_.next[2 * s + 1] = is_token ? static_cast<double>(found[s].chance) : 0.0;
     }
   }
 

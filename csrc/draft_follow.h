@@ -29,10 +29,8 @@ struct DraftFollow {
   DraftMatrix fusing;  // of taps into rows of the output's width
   void* hidden;        // [num_sequences, width of the output]: what the last row of each gave
 
-  // What each hidden row says comes next, where that is wanted; -1: nothing.
-  const DraftHead* head;  // or null; its embeddings are not read
-  int64_t* next_tokens;   // [num_sequences]
-  float* next_chances;
+  const DraftHead* head;  // where what comes next is wanted, else null; its embeddings are not read
+  double* next;           // [num_sequences, 2], of each a token and its chance; -1: no token
 };
 
 // K and V of all rows are written. Throws std::runtime_error.

@@ -11,6 +11,7 @@ target's rows. Nothing here can change a text; what fails here costs drafts, nev
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
@@ -237,18 +238,18 @@ class EagleSource:
             states[s].num_unasked < ASKED_AGAIN and self._is_plain(plan.spans[s].sequence)
             for s, _ in taken
         )
-        found = self.head.follow(self._rows(batch, taps, taken, drafts=drafts))
+        found = self.head.follow(self._rows(plan.spans, batch, taps, taken, drafts=drafts))
         for at, (s, behind) in enumerate(taken):
             state = states[s]
             state.hidden = found.hidden[at]
-            is_known = bool(found.token_ids) and found.token_ids[at] >= 0
-            state.first = (found.token_ids[at], found.chances[at]) if is_known else None
+            state.first = found.next[at] if found.next and found.next[at][0] >= 0 else None
             state.num_unasked += 1
             self._blocks.seen(state, plan.spans[s], len(behind), result.spans[s].token_ids)
             self._counts["ingested_rows"] += len(behind)
 
     def _rows(
         self,
+        spans: SequenceOf[Span],
         batch: StepBatch,
         taps: torch.Tensor,
         taken: SequenceOf[tuple[int, list[int]]],
@@ -257,22 +258,17 @@ class EagleSource:
     ) -> Followed:
         """The first rows of some spans, as many as there are tokens behind them."""
         # Few rows, mostly: lists are quicker than arrays here.
-        first_rows, seq_lens = batch.query_start.tolist(), batch.seq_lens.tolist()
+        first_rows = list(itertools.accumulate((span.num_tokens for span in spans), initial=0))
         rows: list[int] = []
         for s, behind in taken:
             rows += range(first_rows[s], first_rows[s] + len(behind))
-        if len(rows) <= rows[-1]:
-            taps = taps[rows]
-        elif len(rows) < len(taps):
-            taps = taps[: len(rows)]
         table = batch.block_tables[self._bounds.group]
         if len(taken) < len(table):
             table = table[[s for s, _ in taken]]
         return Followed(
-            taps=taps,
+            taps=taps if len(rows) > rows[-1] else taps[rows],
             token_ids=[token for _, behind in taken for token in behind],
-            # Places in the sequence: the batch's positions may be those of a grid.
-            starts=[seq_lens[s] - (first_rows[s + 1] - first_rows[s]) for s, _ in taken],
+            starts=[spans[s].start for s, _ in taken],
             counts=[len(behind) for _, behind in taken],
             block_table=torch.from_numpy(table),
             drafts=drafts,

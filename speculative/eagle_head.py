@@ -127,21 +127,21 @@ class EagleHead:
             enable_prefix_caching=False,
         )
         (self._pages,) = create_pages(cache)
+        if self._runner is not None:
+            self._runner.allocated(self._pages)
 
-    @torch.inference_mode()
     def follow(self, rows: Followed) -> Behind:
         """What the layer gives for the last row of each sequence; K and V are written."""
         if self._runner is None:
-            return Behind(hidden=self._follow_by_torch(rows), token_ids=[], chances=[])
-        assert self._pages is not None, "allocate comes first"
-        own = self._runner.embeddings
-        if own is not None:
+            return Behind(hidden=self._follow_by_torch(rows), next=[])
+        if self._runner.embeddings is not None:
             places = [self._places.get(token, -1) for token in rows.token_ids]
             if -1 not in places:  # as nearly always
-                return self._runner.follow(rows, places, own, self._pages)
+                return self._runner.follow(rows, places, None)
         embeds = self._embed(torch.tensor(rows.token_ids))
-        return self._runner.follow(rows, list(range(len(embeds))), embeds, self._pages)
+        return self._runner.follow(rows, list(range(len(embeds))), embeds)
 
+    @torch.inference_mode()
     def _follow_by_torch(self, rows: Followed) -> Tensor:
         assert self._pages is not None, "allocate comes first"
         size = self._pages.shape[-2]
@@ -153,7 +153,7 @@ class EagleHead:
         ends = counts.cumsum(0)
         hidden = self.forward(
             HeadRows(
-                hidden=self._fuse(rows.taps),
+                hidden=self._fuse(rows.taps[: len(positions)]),
                 token_ids=torch.tensor(rows.token_ids),
                 positions=positions,
                 query_start=functional.pad(ends, (1, 0)).int(),
@@ -181,7 +181,7 @@ class EagleHead:
         embeds = self._embed(rows.token_ids)
         if self._runner is not None:
             assert self._pages is not None, "allocate comes first"
-            return self._runner.forward(embeds, rows, self._pages)
+            return self._runner.forward(embeds, rows)
         embeds = rms_norm(embeds, w.embed_norm, eps)
         normed = rms_norm(rows.hidden, w.hidden_norm, eps)
         residual = normed if self.config.norm_before_residual else rows.hidden
@@ -201,12 +201,11 @@ class EagleHead:
         """Whether `draft` can be asked."""
         return self._runner is not None and self._runner.embeddings is not None
 
-    @torch.inference_mode()
     def draft(self, starts: Starts) -> Drafted:
         """A whole round: the likeliest tokens, one behind the other, as the head numbers them."""
         assert self._runner is not None, "ask `drafts_greedily` first"
         assert self._pages is not None, "allocate comes first"
-        return self._runner.draft(starts, self._pages)
+        return self._runner.draft(starts)
 
     def _attend(self, x: Tensor, rows: HeadRows) -> Tensor:
         w, config, pages = self._weights, self.config, self._pages

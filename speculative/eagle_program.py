@@ -6,6 +6,7 @@ Register 0 holds each row's embedding and, behind it, what the row before gave.
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -52,7 +53,7 @@ class Threads:
 class Followed:
     """T rows of the target, of S sequences: where they stand, and what the target had there."""
 
-    taps: Tensor  # [T, num_taps * D_target]
+    taps: Tensor  # [T, num_taps * D_target]; further rows are not read
     token_ids: list[int]  # [T], behind each row, of the target
     starts: list[int]  # [S], position of each one's first row
     counts: list[int]  # [S], its rows
@@ -65,8 +66,8 @@ class Behind:
     """What the head has behind the last row of each of S sequences."""
 
     hidden: Tensor  # [S, D]
-    token_ids: list[int]  # [S], the likeliest next tokens, of the head; or empty
-    chances: list[float]
+    # [S], the likeliest next token, of the head (-1: none), and its chance; or empty
+    next: list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -188,9 +189,25 @@ class HeadRunner:
             pin=threads.pin,
         )
         self._embeddings = embeddings
-        self._logits, self._fusing = _operands(weights.lm_head), _operands(weights.fc)
+        self._handle = 0
         self._follow = torch.ops.plait.draft_follow.default
         self._round = torch.ops.plait.draft_round.default
+
+    def allocated(self, pages: Tensor) -> None:
+        """Its pages are there; comes before all else, and once."""
+        weights = self._weights
+        self._pages = pages
+        self._handle = torch.ops.plait.draft_head_new(
+            self._runner.handle,
+            pages,
+            self._embeddings,
+            weights.input_norm,
+            *_operands(weights.fc),
+            weights.norm,
+            self._config.eps,
+            *_operands(weights.lm_head),
+        )
+        weakref.finalize(self, torch.ops.plait.draft_head_free.default, self._handle)
 
     @property
     def num_bytes(self) -> int:
@@ -203,10 +220,10 @@ class HeadRunner:
         """Rows `[N, D]` of the head's own tokens; without them `draft` cannot be asked."""
         return self._embeddings
 
-    def forward(self, embeds: Tensor, rows: HeadRows, pages: Tensor) -> Tensor:
+    def forward(self, embeds: Tensor, rows: HeadRows) -> Tensor:
         """See `EagleHead.forward`; `embeds` are the rows of its tokens."""
         self._rope.fill(1 + int(rows.positions.numpy().max()))
-        group = GroupStep(pages, rows.slot_mapping, rows.block_table)
+        group = GroupStep(self._pages, rows.slot_mapping, rows.block_table)
         step = StepInputs(
             positions=rows.positions,
             query_start=rows.query_start,
@@ -219,35 +236,27 @@ class HeadRunner:
         )
         return self._runner.run(torch.cat([embeds, rows.hidden], dim=1), step)
 
-    def follow(
-        self, rows: Followed, tokens: list[int], embeddings: Tensor, pages: Tensor
-    ) -> Behind:
-        """See `EagleHead.follow`; `tokens` are rows of `embeddings`."""
+    def follow(self, rows: Followed, tokens: list[int], embeddings: Tensor | None) -> Behind:
+        """See `EagleHead.follow`; `tokens` are rows of `embeddings`, or of the head's own."""
         self._rope.fill(max(map(operator.add, rows.starts, rows.counts)))
-        hidden, token_ids, chances = self._follow(
-            self._runner.handle,
+        hidden, following = self._follow(
+            self._handle,
             rows.taps,
             tokens,
             rows.starts,
             rows.counts,
-            pages,
             rows.block_table,
             embeddings,
-            self._weights.input_norm,
-            *self._fusing,
             rows.drafts,
-            self._weights.norm,
-            self._config.eps,
-            *self._logits,
         )
-        return Behind(hidden=hidden, token_ids=token_ids.tolist(), chances=chances.tolist())
+        found = following.tolist() if rows.drafts else []
+        return Behind(hidden=hidden, next=[(int(token), chance) for token, chance in found])
 
-    def draft(self, starts: Starts, pages: Tensor) -> Drafted:
+    def draft(self, starts: Starts) -> Drafted:
         """The likeliest tokens, one behind the other; K and V of their rows are written."""
-        assert self._embeddings is not None, "there are no rounds without embeddings"
         self._rope.fill(max(map(operator.add, starts.positions, starts.depths)))
         token_ids, chances, counts = self._round(
-            self._runner.handle,
+            self._handle,
             starts.hidden,
             starts.positions,
             starts.depths,
@@ -255,12 +264,7 @@ class HeadRunner:
             starts.first_tokens,
             starts.first_chances,
             starts.floor,
-            pages,
             starts.block_table,
-            self._embeddings,
-            self._weights.norm,
-            self._config.eps,
-            *self._logits,
         )
         num_forwards, num_rows = counts.tolist()
         return Drafted(

@@ -97,17 +97,22 @@ class Economy:
         return depths
 
     def least_reach(
-        self, source: str, wanted: SequenceOf[Whose], draft_seconds: Callable[[int], float]
+        self,
+        source: str,
+        depths: SequenceOf[tuple[Whose, int]],
+        draft_seconds: Callable[[int], float],
     ) -> float:
         """From which chance of all of a draft on another token is worth drafting and verifying.
 
-        A token more holds as often as the first of a draft does.
+        `depths`: of drafts that are made anyway. A token more holds as often as their first does.
         """
-        step, num = self._step, len(wanted)
+        step, num = self._step, len(depths)
         if not num or not step.token_s:
             return 1.0
-        chances = [self.acceptance.expected(whose, source, 1)[0] for whose in wanted]
-        more_s = step.load.ladder(self.cost, 1)[1] + draft_seconds(num) / num
+        chances = [self.acceptance.expected(whose, source, 1)[0] for whose, _ in depths]
+        num_rows = sum(depth for _, depth in depths)
+        added = step.load.ladder(self.cost, num_rows + num)
+        more_s = (added[num_rows + num] - added[num_rows] + draft_seconds(num)) / num
         return more_s / step.token_s / max(sum(chances) / num, 0.01)
 
     def taken(self, source: str) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from plait.speculative.cost import StepCost
 from plait.speculative.following import Following
+from plait.speculative.source import Want
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from plait.platform.core import Sequence, StepPlan, StepResult
     from plait.speculative.acceptance import Whose
     from plait.speculative.economy import Economy
-    from plait.speculative.source import Draft, ModelSource, TappedSource, Want
+    from plait.speculative.source import Draft, ModelSource, TappedSource
     from plait.speculative.tally import Tally
 
 # Rows that a draft model always lags behind: those of drafts of others that held, and the last.
@@ -93,37 +94,22 @@ class ModelDrafts:
 
         `max_rows`: as for `Economy.depths`.
         """
-        name, acceptance = self._source.name, self._economy.acceptance
-        rivals = [
-            rival
-            for rival in rivals
-            if sum(acceptance.expected(rival.whose, name, rival.want.limit))
-            > promise(rival.whose, rival.text)
-        ]
-        depths = self._economy.depths(
+        rivals = [rival for rival in rivals if self._may_better(rival, promise)]
+        if not rivals:
+            return
+        name = self._source.name
+        depths = self._known(rivals) or self._economy.depths(
             name,
             [(rival.whose, rival.want.limit) for rival in rivals],
             self._cost.seconds,
             max_rows=max_rows,
         )
-        if self._head is not None and not self._economy.ledger.is_asleep(name):
-            known = [self._head.knows_first(rival.want.sequence) for rival in rivals]
-            depths = [
-                max(depth, int(is_known)) for depth, is_known in zip(depths, known, strict=True)
-            ]
-        asked = [
-            replace(rival, want=replace(rival.want, limit=depth))
-            for rival, depth in zip(rivals, depths, strict=True)
-            if depth
-        ]
+        asked = [(rival, depth) for rival, depth in zip(rivals, depths, strict=True) if depth]
         if not asked:
             return
-        if self._head is not None:
-            limits = [r.want.limit for r, depth in zip(rivals, depths, strict=True) if depth]
-            asked = self._going_on(asked, limits)
-        drafts = self._source.propose([rival.want for rival in asked])
+        drafts = self._source.propose(self._wants(asked))
         self._book()
-        for rival, draft in zip(asked, drafts, strict=True):
+        for (rival, _), draft in zip(asked, drafts, strict=True):
             if draft is None or not draft.tokens:
                 continue
             if draft.probs:
@@ -133,17 +119,42 @@ class ModelDrafts:
             elif promise(rival.whose, (draft,)) > promise(rival.whose, rival.text):
                 chains[rival.place] = (*rival.forced, draft)
 
-    def _going_on(self, asked: SequenceOf[Rival], limits: SequenceOf[int]) -> list[Rival]:
-        """The same, who may draft beyond what pays on the whole, where the head is sure enough."""
-        name, cost = self._source.name, self._cost.seconds
-        floor = self._economy.least_reach(name, [rival.whose for rival in asked], cost)
-        if floor >= 1:
-            return list(asked)
-        found = []
-        for rival, limit in zip(asked, limits, strict=True):
-            extra = min(MAX_EXTRA, limit - rival.want.limit)
-            found.append(replace(rival, want=replace(rival.want, extra=extra, floor=floor)))
-        return found
+    def _may_better(self, rival: Rival, promise: Promise) -> bool:
+        """Whether its drafts may hold for longer than what text suggests."""
+        if not rival.text or self._knows_first(rival):
+            return True
+        expected = self._economy.acceptance.expected
+        promised = sum(expected(rival.whose, self._source.name, rival.want.limit))
+        return promised > promise(rival.whose, rival.text)
+
+    def _knows_first(self, rival: Rival) -> bool:
+        return self._head is not None and self._head.knows_first(rival.want.sequence)
+
+    def _known(self, rivals: SequenceOf[Rival]) -> list[int]:
+        """Depths of one where a head knows the first tokens already; empty: ask what pays.
+
+        Whether these pay is judged by their own chances, and so is going on behind them.
+        """
+        if self._economy.ledger.is_asleep(self._source.name):
+            return []
+        return [1] * len(rivals) if all(map(self._knows_first, rivals)) else []
+
+    def _wants(self, asked: SequenceOf[tuple[Rival, int]]) -> list[Want]:
+        """What to ask for, which may be more than pays on the whole where a head is sure enough."""
+        floor = 1.0
+        if self._head is not None:
+            depths = [(rival.whose, depth) for rival, depth in asked]
+            floor = self._economy.least_reach(self._source.name, depths, self._cost.seconds)
+        return [
+            Want(
+                sequence=rival.want.sequence,
+                after=rival.want.after,
+                limit=depth,
+                extra=min(MAX_EXTRA, rival.want.limit - depth) if floor < 1 else 0,
+                floor=floor if floor < 1 else 0.0,
+            )
+            for rival, depth in asked
+        ]
 
     def _book(self) -> None:
         """What the last round took: catching up is an investment, the rest this step's cost."""

@@ -221,12 +221,16 @@ class Speculator(Strand):
             forced = tuple(self._constraints.forced(want.sequence, want.limit))
             self._tally.drafting(FORCED, self._clock() - began)
         chain = (Draft(tokens=forced, source=FORCED),) if forced else ()
-        rest = replace(want, after=forced, limit=want.limit - len(forced))
-        if rest.limit <= 0:
-            return chain
+        rest = want
+        if forced:
+            rest = replace(want, after=forced, limit=want.limit - len(forced))
+            if rest.limit <= 0:
+                return chain
         found = [d for d in (self._ask_text(text, rest) for text in texts) if d is not None]
         if not found:
             return chain
+        if len(found) == 1:
+            return (*chain, found[0])
         whose = self._state(want.sequence).whose
         return (*chain, max(found, key=lambda draft: self._promise(whose, (draft,))))
 
@@ -256,7 +260,9 @@ class Speculator(Strand):
         for place, (want, chain) in enumerate(zip(wants, chains, strict=True)):
             forced = chain[:1] if chain and chain[0].source == FORCED else ()
             after = forced[0].tokens if forced else ()
-            rest = replace(want, after=after, limit=want.limit - len(after))
+            rest = want
+            if after:
+                rest = replace(want, after=after, limit=want.limit - len(after))
             whose = self._state(want.sequence).whose
             rival = model.rival(place, whose, rest, forced, chain[len(forced) :])
             if rival is not None:

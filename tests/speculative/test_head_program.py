@@ -135,12 +135,12 @@ def test_going_along_gives_the_bits_of_torch_and_what_comes_next(
     assert torch.equal(found.hidden, wanted.hidden)
     assert torch.equal(by_program._pages, by_torch._pages)
     logits = by_torch.logits(wanted.hidden)
-    assert found.token_ids == logits.argmax(-1).tolist()
+    assert [token for token, _ in found.next] == logits.argmax(-1).tolist()
     chances = logits.double().softmax(-1).amax(-1).tolist()
-    assert found.chances == pytest.approx(chances, rel=1e-4)
+    assert [chance for _, chance in found.next] == pytest.approx(chances, rel=1e-4)
     silent = by_program.follow(replace(followed, drafts=False))
     assert torch.equal(silent.hidden, found.hidden)
-    assert not silent.token_ids
+    assert not silent.next
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.02])
