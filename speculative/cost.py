@@ -196,9 +196,9 @@ class StepCost:
         self._speed = math.exp(median)
         # Steps of one size alone tell of the machine only: were the curve to follow them, its
         # visited knot would drift away from all others.
-        others = sum(at != place for _, at in self._recent) / len(self._recent)
-        if others:
-            curve.correct(rows, log_ratio - median, others)
+        same = [at for _, at in self._recent].count(place) / len(self._recent)
+        if same < 1:
+            curve.correct(rows, log_ratio - median, 1 - same)
 
     def _curve(self, adapters: bool, masks: bool, prompts: bool) -> _Curve:
         """The curve of this kind, or else of the nearest plainer kind that was seen."""

@@ -189,6 +189,8 @@ class Economy:
 
     def _probe(self, offers: SequenceOf[Offer], counts: list[int], max_rows: int) -> None:
         """Raise `counts` where a source is due that nothing was chosen of, if it can be paid."""
+        if not self.ledger.any_due:
+            return
         # Only what stands first can be judged whatever becomes of what stands before.
         first = [offer.drafts[0].source for offer in offers]
         for source in sorted(set(first)):

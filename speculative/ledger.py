@@ -71,6 +71,11 @@ class Ledger:
         account = self._account(source)
         return account.num_idle >= account.probe_after
 
+    @property
+    def any_due(self) -> bool:
+        """Whether a probe of any source is due."""
+        return any([a.num_idle >= a.probe_after for a in self._accounts.values()])
+
     def is_asleep(self, source: str) -> bool:
         """Whether to make no drafts at all: nobody chose any lately and no probe is due."""
         account = self._account(source)

@@ -63,7 +63,8 @@ class SequenceLookup:
         if want.limit <= 0 or not all(0 <= token < known for token in want.after):
             return None
         occurrences = self._read(want.sequence).occurrences
-        tail = [*occurrences.tokens[-LONGEST:], *want.after]
+        tail = occurrences.tokens[-LONGEST:]
+        tail.extend(want.after)
         # Without drafts in between, the text's end is no earlier occurrence of itself.
         match = occurrences.longest(tail, len(occurrences) - (not want.after))
         if match is None:

@@ -148,7 +148,9 @@ class _Chains:
 
     def head(self, tail: SequenceOf[int]) -> int:
         """The latest position in the chain of the last tokens of `tail`, which are no barriers."""
-        mixed = sum(tail[-1 - back] * _FACTORS[back] for back in range(self.num_tokens))
+        mixed = 0
+        for back in range(self.num_tokens):
+            mixed += tail[-1 - back] * _FACTORS[back]
         return self.heads[(mixed ^ (mixed >> _SHIFT)) & (len(self.heads) - 1)]
 
     def chain_many(self, tokens: array[int], start: int) -> None:

@@ -54,9 +54,12 @@ class _Answers:
         self.halves[0].extend(tokens)
 
     def longest(self, tail: list[int]) -> tuple[Occurrences, Match] | None:
-        found = [(half, half.longest(tail, len(half), VOTERS)) for half in self.halves]
-        matched = [(half, match) for half, match in found if match is not None]
-        return max(matched, key=lambda pair: pair[1].length, default=None)
+        best = None
+        for half in self.halves:
+            match = half.longest(tail, len(half), VOTERS)
+            if match is not None and (best is None or match.length > best[1].length):
+                best = half, match
+        return best
 
 
 class RecentAnswers:
@@ -78,6 +81,7 @@ class RecentAnswers:
         self._max_kinds = max_kinds
         self._kinds: OrderedDict[_Kind, _Answers] = OrderedDict()  # least recently used first
         self._num_tokens = 0
+        self._last: tuple[Request, _Kind] | None = None  # that was asked for
 
     @property
     def num_tokens(self) -> int:
@@ -96,7 +100,7 @@ class RecentAnswers:
 
     def propose(self, want: Want) -> Draft | None:
         """See `TextSource.propose`."""
-        kind = _kind(want.sequence.request)
+        kind = self._kind_of(want.sequence.request)
         answers = self._kinds.get(kind)
         known = num_ids(want.sequence.request, self._vocab_size)
         if answers is None or want.limit <= 0 or not all(0 <= t < known for t in want.after):
@@ -140,6 +144,12 @@ class RecentAnswers:
         gone = [k for k in self._kinds if any(generation == use[0] for use in k.adapters)]
         for kind in gone:
             self._num_tokens -= len(self._kinds.pop(kind))
+
+
+    def _kind_of(self, request: Request) -> _Kind:
+        if self._last is None or self._last[0] is not request:
+            self._last = request, _kind(request)
+        return self._last[1]
 
 
 def _kind(request: Request) -> _Kind:
