@@ -104,7 +104,8 @@ plait::StepGroup with_table(const Head& head, const Tensor& block_table, int64_t
   return group;
 }
 
-// Of a program, which must outlive it. Without `embeddings`, of its own tokens, there are no rounds.
+// Of a program, which must outlive it. Without `embeddings`, of its own tokens, there are no
+// rounds.
 int64_t draft_head_new(int64_t program_handle, const Tensor& pages,
                        const std::optional<Tensor>& embeddings,
                        const std::optional<Tensor>& tap_norm, const Tensor& fusing,
@@ -144,8 +145,8 @@ void draft_head_free(int64_t handle) { heads().remove(handle); }
 // → tokens int64 [S, most], chances fp32 [S, most], {runs, rows} int64 [2]
 std::tuple<Tensor, Tensor, Tensor> draft_round(
     int64_t handle, const Tensor& hidden, std::vector<int64_t> starts, std::vector<int64_t> depths,
-    std::vector<int64_t> sure, std::vector<int64_t> first_tokens,
-    std::vector<double> first_chances, double floor, const Tensor& block_table) {
+    std::vector<int64_t> sure, std::vector<int64_t> first_tokens, std::vector<double> first_chances,
+    double floor, const Tensor& block_table) {
   const std::shared_ptr<Head> head = heads().find(handle, kOp);
   const plait::InUse session(head->program, kOp);
   const int64_t count = hidden.dim() == 2 ? hidden.size(0) : -1;

@@ -24,11 +24,11 @@ struct DraftRound {
   // [num_sequences], the first token of each and its chance, where they are known; else null
   const int64_t* first_tokens;
   const double* first_chances;
-  float floor;            // the chance of all of a draft, below which it ends behind these
-  StepGroup group;        // its block table has a row for each sequence; its slots are not read
-  size_t most;            // columns of what follows, no less than any depth
-  int64_t* tokens;        // [num_sequences, most]; -1 behind the last
-  float* chances;         // the same; what the head holds each for
+  float floor;      // the chance of all of a draft, below which it ends behind these
+  StepGroup group;  // its block table has a row for each sequence; its slots are not read
+  size_t most;      // columns of what follows, no less than any depth
+  int64_t* tokens;  // [num_sequences, most]; -1 behind the last
+  float* chances;   // the same; what the head holds each for
 };
 
 // Returns how many rows the program computed, and in how many runs. Throws std::runtime_error.

@@ -238,11 +238,11 @@ class EagleSource:
             states[s].num_unasked < ASKED_AGAIN and self._is_plain(plan.spans[s].sequence)
             for s, _ in taken
         )
-        found = self.head.follow(self._rows(plan.spans, batch, taps, taken, drafts=drafts))
+        ahead = self.head.follow(self._rows(plan.spans, batch, taps, taken, drafts=drafts))
         for at, (s, behind) in enumerate(taken):
             state = states[s]
-            state.hidden = found.hidden[at]
-            state.first = found.next[at] if found.next and found.next[at][0] >= 0 else None
+            state.hidden = ahead.hidden[at]
+            state.first = ahead.next[at] if ahead.next and ahead.next[at][0] >= 0 else None
             state.num_unasked += 1
             self._blocks.seen(state, plan.spans[s], len(behind), result.spans[s].token_ids)
             self._counts["ingested_rows"] += len(behind)

@@ -74,7 +74,7 @@ class Ledger:
     @property
     def any_due(self) -> bool:
         """Whether a probe of any source is due."""
-        return any([a.num_idle >= a.probe_after for a in self._accounts.values()])
+        return any(a.num_idle >= a.probe_after for a in self._accounts.values())
 
     def is_asleep(self, source: str) -> bool:
         """Whether to make no drafts at all: nobody chose any lately and no probe is due."""

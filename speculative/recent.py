@@ -145,7 +145,6 @@ class RecentAnswers:
         for kind in gone:
             self._num_tokens -= len(self._kinds.pop(kind))
 
-
     def _kind_of(self, request: Request) -> _Kind:
         if self._last is None or self._last[0] is not request:
             self._last = request, _kind(request)
