@@ -1,5 +1,6 @@
 """Builds a C++ test of kernels under the address and undefined-behaviour sanitizers."""
 
+import fcntl
 import os
 import platform
 import shutil
@@ -27,14 +28,19 @@ def _runs_here(name: str) -> bool:
     return all(feature in known for end, feature in NEEDS.items() if name.endswith(end))
 
 
-def build(sources: list[str], folder: Path, *, x86: bool = X86) -> Path:
+def with_instruction_sets(kernel: str) -> list[str]:
+    """The names of a kernel's files: for any processor, and for each instruction set it has."""
+    return [f"{kernel}{end}" for end in ("", *FLAGS) if (CSRC / f"{kernel}{end}.cpp").exists()]
+
+
+def build(sources: list[str], folder: Path) -> Path:
     """Compiles csrc/*.cpp of these names into a program in `folder`.
 
-    Files for an instruction set, by the end of their name, are left out on other processors, or
-    without `x86`; of one that this processor lacks they are only there to be linked, without
-    sanitizers. Nothing is optimised: that compiles several times faster than with -O1, and no
-    check can be optimised away.
-    Skips the test where no compiler with sanitizers is at hand.
+    Files for an instruction set, by the end of their name, are left out on other processors; of
+    one that this processor lacks they are only there to be linked, without sanitizers. Nothing is
+    optimised: that compiles several times faster than with -O1, and no check can be optimised away.
+    Skips the test where no compiler with sanitizers is at hand. What a file is compiled to is kept
+    for the other tests of this run, whichever worker runs them.
     """
     cxx = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
     if cxx is None:
@@ -44,16 +50,24 @@ def build(sources: list[str], folder: Path, *, x86: bool = X86) -> Path:
     if subprocess.run(probe, capture_output=True, check=False).returncode != 0:
         pytest.skip("the compiler has no sanitizers")
 
+    kept = Path(os.environ["XDG_CACHE_HOME"], "sanitized", cxx.replace("/", "_"))
+    kept.mkdir(parents=True, exist_ok=True)
+
     def compile_one(name: str) -> str:
         flags = next((FLAGS[end] for end in FLAGS if name.endswith(end)), ())
-        target = folder / (name.replace("/", "_") + ".o")
-        options = ["-std=c++20", "-O0", f"-DPLAIT_HAS_X86_SOURCES={int(x86)}", f"-I{CSRC}"]
-        source = ["-c", str(CSRC / f"{name}.cpp"), "-o", str(target)]
+        target = kept / (name.replace("/", "_") + ".o")
+        options = ["-std=c++20", "-O0", f"-DPLAIT_HAS_X86_SOURCES={int(X86)}", f"-I{CSRC}"]
         checks = SANITIZE if _runs_here(name) else ()
-        subprocess.run([cxx, *options, *checks, *flags, *source], check=True)
+        with target.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.exists():
+                part = target.with_suffix(".part")
+                source = ["-c", str(CSRC / f"{name}.cpp"), "-o", str(part)]
+                subprocess.run([cxx, *options, *checks, *flags, *source], check=True)
+                part.replace(target)
         return str(target)
 
-    names = [name for name in sources if x86 or not name.endswith(tuple(FLAGS))]
+    names = [name for name in sources if X86 or not name.endswith(tuple(FLAGS))]
     # Of an inline function in several files the linker takes the first: the one with sanitizers.
     names.sort(key=_runs_here, reverse=True)
     with ThreadPoolExecutor(2) as pool:

@@ -1,29 +1,32 @@
 """The thread pool, programs and their own kernels under sanitizers, without torch."""
 
 import subprocess
+from itertools import chain
 from pathlib import Path
 
-from support import sanitized
+from support.sanitized import build, with_instruction_sets
 
 OWN_KERNELS = ("best_token", "layer_norm", "residual", "rope")
-OTHERS = (
+OTHER_KERNELS = (
     "activation",
-    "attention_checks",
-    "cpu_features",
     "gated_activation",
-    "kv_write",
     "linear",
     "lora",
+    "paged_attention",
+    "quantized_linear",
+    "rms_norm",
+)
+REST = (
+    "attention_checks",
+    "cpu_features",
+    "kv_write",
     "lora_segments",
     "lora_weave",
-    "paged_attention",
     "program_decode",
     "program_execution",
     "program_kernels",
     "program_runner",
     "program_step",
-    "quantized_linear",
-    "rms_norm",
     "thread_pool",
 )
 
@@ -34,10 +37,10 @@ def run(program: Path) -> None:
 
 
 def test_programs_and_threads_stay_within_their_memory(tmp_path: Path) -> None:
-    sources = [*OWN_KERNELS, *OTHERS, "tests/program_test"]
-    run(sanitized.build(sources, tmp_path, x86=False))  # the kernels have tests of their own
+    kernels = chain.from_iterable(map(with_instruction_sets, (*OWN_KERNELS, *OTHER_KERNELS)))
+    run(build([*kernels, *REST, "tests/program_test"], tmp_path))
 
 
 def test_kernels_of_programs_stay_within_their_memory_and_are_right(tmp_path: Path) -> None:
-    kernels = [f"{kernel}{isa}" for kernel in OWN_KERNELS for isa in ("", "_avx2", "_avx512")]
-    run(sanitized.build([*kernels, "cpu_features", "tests/program_kernels_test"], tmp_path))
+    kernels = chain.from_iterable(map(with_instruction_sets, OWN_KERNELS))
+    run(build([*kernels, "cpu_features", "tests/program_kernels_test"], tmp_path))
