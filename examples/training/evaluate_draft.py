@@ -148,8 +148,8 @@ training never saw, greedy, as served: at {options.depth} drafts to a verificati
 (all drafts up to depth 1, 2, …: {by_depth}). One answer at a time on one core of an x86 server
 with AVX2, all drafts chosen as always, decoding is {speed:.2f} times as fast as without drafts.
 
-It changes no token: what it drafts is verified. Where it does not pay, as with AVX2 for most prose,
-the engine seldom asks it, and what is gained comes from drafts of repeated text.
+It changes no token: what it drafts is verified. Served in 4 bits it costs about a tenth of a step;
+most steps verify one of its drafts or one of repeated text, none where it is not sure enough.
 """
     )
 

@@ -6,6 +6,8 @@ import pytest
 from support.eagle_world import PROMPTS, World, comparison, make_head
 
 from plait.platform.core import AdapterUse, Speculation
+from plait.platform.ops._native import has_kernels
+from plait.speculative.eagle import ASKED_AGAIN
 
 
 def test_a_cached_prefix_that_the_head_saw_gives_the_same_drafts(target, tmp_path):
@@ -103,3 +105,36 @@ def test_a_preempted_sequence_is_followed_again(target, tmp_path):
     for sequence in sequences:
         prompt = list(sequence.request.prompt_token_ids)
         assert sequence.output_token_ids == world.truth(prompt, 20)
+
+
+@pytest.mark.skipif(not has_kernels(), reason="first drafts are chosen by programs")
+@pytest.mark.parametrize("limit", [1, 4])
+def test_first_drafts_are_those_of_the_reference_and_cost_no_pass(limit, target, tmp_path):
+    path, shape, tensors = make_head(tmp_path)
+    world = World(target, path, takes_likeliest=lambda _sequence: True)
+    check = comparison(world, shape, tensors, limit)
+    for prompt in (PROMPTS[4], PROMPTS[1]):
+        world.add(prompt)
+
+    def known(sequence, draft):
+        assert world.source.knows_first(sequence)
+        assert world.source.last.num_forwards <= limit - 1
+        return check(sequence, draft)
+
+    assert world.run(known, limit) >= 8
+    assert (world.source.figures["forwards"] == 0) == (limit == 1)
+
+
+@pytest.mark.skipif(not has_kernels(), reason="first drafts are chosen by programs")
+def test_first_drafts_are_chosen_only_while_they_are_asked_for(target, tmp_path):
+    path, shape, tensors = make_head(tmp_path)
+    world = World(target, path, takes_likeliest=lambda _sequence: True)
+    check = comparison(world, shape, tensors)
+    sequence = world.add(PROMPTS[4], max_tokens=20)
+    for _ in range(ASKED_AGAIN + 4):
+        world.step()
+    assert not world.source.knows_first(sequence)
+    ((_, draft),) = world.propose().values()
+    assert check(sequence, draft)
+    world.step()
+    assert world.source.knows_first(sequence)
