@@ -1,0 +1,135 @@
+"""Requests that run in an `LLM`: steps for all of them, and who listens to each."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from plait.platform.core import Request
+from plait.platform.errors import InternalError, PlaitError, by_code
+from plait.platform.outputs import CompletionDelta, RequestOutput
+
+if TYPE_CHECKING:
+    from plait.platform.engine import Engine
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """A request in the engine, and who listens to it."""
+
+    request: Request
+    output: RequestOutput
+    listen: Callable[[CompletionDelta], None]
+    error: PlaitError | None = None
+
+
+class Running:
+    """What an engine computes for one process."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._jobs: dict[str, Job] = {}
+
+    def run_all(
+        self, jobs: list[tuple[Request, RequestOutput]], *, show: bool
+    ) -> list[RequestOutput]:
+        """Run them until all have ended; with `show`, under a progress bar."""
+        try:
+            with _Bar(sum(r.params.n for r, _ in jobs), show) as bar:
+                waiting = deque(Job(request=r, output=o, listen=bar.event) for r, o in jobs)
+                while waiting or any(not output.finished for _, output in jobs):
+                    while waiting and self._engine.has_room:
+                        self._add(waiting.popleft())
+                    self.step()
+        finally:
+            self._abort([request.request_id for request, _ in jobs])
+        return [output for _, output in jobs]
+
+    def stream(self, request: Request, output: RequestOutput) -> Iterator[CompletionDelta]:
+        """What each step adds to one answer. Leaving early aborts it. Raises `PlaitError`."""
+        deltas: deque[CompletionDelta] = deque()
+        job = Job(request=request, output=output, listen=deltas.append)
+        while not self._engine.has_room:
+            self.step()
+        self._add(job)
+        try:
+            while deltas or not output.finished:
+                if not deltas:
+                    self.step()
+                    continue
+                delta = deltas.popleft()
+                if delta.error is not None:
+                    raise job.error or InternalError(delta.error)
+                yield delta
+        finally:
+            self._abort([request.request_id])
+
+    def _add(self, job: Job) -> None:
+        self._engine.add(job.request)
+        self._jobs[job.request.request_id] = job
+
+    def step(self) -> None:
+        """One step for everything that runs, whoever waits for it."""
+        for event in self._engine.step():
+            job = self._jobs.get(event.request_id)
+            if job is None:
+                continue
+            if event.error is not None:
+                job.error = by_code(event.error[0])(event.error[1])
+            job.listen(job.output.apply(event))
+            if job.output.finished:
+                del self._jobs[event.request_id]
+
+    def abort_all(self) -> None:
+        """End all that runs."""
+        self._abort(list(self._jobs))
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        """End those of `request_ids` that still run, and give back what they held."""
+        left = [request_id for request_id in request_ids if request_id in self._jobs]
+        for request_id in left:
+            self._engine.abort(request_id)
+            del self._jobs[request_id]
+
+
+class _Bar:
+    """The progress bar of a batch: answers done, tokens a second."""
+
+    def __init__(self, total: int, show: bool) -> None:
+        self._show = show and total > 1 and sys.stderr.isatty()
+        self._total = total
+        self._num_tokens = 0
+        self._began = time.monotonic()
+
+    def __enter__(self) -> _Bar:
+        if self._show:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+            self._progress = Progress(
+                TextColumn("answers"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]:.0f} tok/s"),
+                console=Console(stderr=True),
+            )
+            self._progress.start()
+            self._task = self._progress.add_task("answers", total=self._total, rate=0.0)
+        return self
+
+    def event(self, delta: CompletionDelta) -> None:
+        self._num_tokens += len(delta.token_ids)
+        if self._show:
+            self._progress.update(
+                self._task,
+                advance=delta.finish_reason is not None,
+                rate=self._num_tokens / max(time.monotonic() - self._began, 1e-9),
+            )
+
+    def __exit__(self, *_: object) -> None:
+        if self._show:
+            self._progress.stop()
