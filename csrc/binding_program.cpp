@@ -165,11 +165,31 @@ void add_embeds(plait::Step& step, const plait::Program& program,
   step.num_image_rows = static_cast<size_t>(image_rows->size(0));
 }
 
-plait::Step make_step(const plait::Program& program, const Tensor& rows, const Tensor& positions,
+// Rows as they are, or those of the tokens that stand in their place.
+const void* step_rows(Session& session, const Tensor& rows, int64_t count) {
+  const plait::Program& program = session.runner->program();
+  if (rows.dim() == 2) {
+    check_tensor(rows, scalar_type(program.type), {count, static_cast<int64_t>(program.widths[0])},
+                 "rows", "[T, width of register 0] of the program's dtype");
+    return rows.const_data_ptr();
+  }
+  check(session.embed != nullptr, "program_step", "the program embeds no tokens: rows must be ",
+        "[T, width of register 0]");
+  check_tensor(rows, ScalarType::Long, {count}, "rows", "int64 [T] where they are tokens");
+  const auto* tokens = data<int64_t>(rows);
+  for (int64_t i = 0; i < count; ++i) {
+    check(tokens[i] >= 0 && tokens[i] < session.num_embeddings, "program_step", "token ", tokens[i],
+          " is not one of ", session.num_embeddings);
+  }
+  const auto size = static_cast<size_t>(count);
+  session.embedded.resize(size * program.widths[0] * plait::element_size(program.type));
+  session.embed(tokens, size, session.embedded.data());
+  return session.embedded.data();
+}
+
+plait::Step make_step(Session& session, const Tensor& rows, const Tensor& positions,
                       const Tensor& query_start, const Tensor& seq_lens) {
-  const int64_t count = rows.dim() == 2 ? rows.size(0) : -1;
-  check_tensor(rows, scalar_type(program.type), {count, static_cast<int64_t>(program.widths[0])},
-               "rows", "[T, width of register 0] of the program's dtype");
+  const int64_t count = rows.dim() == 1 || rows.dim() == 2 ? rows.size(0) : -1;
   if (positions.dim() == 2) {
     check_tensor(positions, ScalarType::Long, {3, count}, "positions", "int64 [T] or [3, T]");
   } else {
@@ -180,7 +200,7 @@ plait::Step make_step(const plait::Program& program, const Tensor& rows, const T
                "int32 [S + 1]");
   plait::Step step;
   step.rows = static_cast<size_t>(count);
-  step.input = rows.const_data_ptr();
+  step.input = step_rows(session, rows, count);
   step.positions = data<int64_t>(positions);
   step.num_axes = positions.dim() == 2 ? 3 : 1;
   step.query_start = data<int32_t>(query_start);
@@ -199,7 +219,7 @@ std::tuple<Tensor, Tensor> program_step(
     const std::optional<Tensor>& image_rows, std::vector<int64_t> taps, int64_t end) {
   const InUse session(handle, "program_step");
   const plait::Program& program = session.runner().program();
-  plait::Step step = make_step(program, rows, positions, query_start, seq_lens);
+  plait::Step step = make_step(*session.get(), rows, positions, query_start, seq_lens);
   const auto count = static_cast<int64_t>(step.rows);
   step.groups = step_groups(pages, slot_mapping, block_tables, scalar_type(program.type), count,
                             step.num_spans);
@@ -214,9 +234,10 @@ std::tuple<Tensor, Tensor> program_step(
   }
   add_embeds(step, program, embeds, image_rows);
   const auto width = static_cast<int64_t>(program.widths[program.output]);
-  Tensor output = torch::stable::new_empty(rows, {count, width});
+  const ScalarType type = scalar_type(program.type);
+  Tensor output = torch::stable::new_empty(rows, {count, width}, type);
   Tensor tapped =
-      torch::stable::new_empty(rows, {count, static_cast<int64_t>(taps.size()) * width});
+      torch::stable::new_empty(rows, {count, static_cast<int64_t>(taps.size()) * width}, type);
   step.output = output.mutable_data_ptr();
   step.taps = std::move(taps);
   step.tapped = tapped.mutable_data_ptr();

@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,6 +19,11 @@ namespace plait {
 
 // A runner, the tensors that its weights lie in, and those of the step that it is at.
 struct Session {
+  // Writes the rows of tokens, dense and of the program's type, as register 0 takes them. Set where
+  // steps may name tokens instead of bringing their rows.
+  std::function<void(const int64_t* token_ids, size_t count, void* rows)> embed;
+  int64_t num_embeddings = 0;
+  std::vector<char> embedded;  // rows of the step that it is at
   std::vector<torch::stable::Tensor> weights;
   std::unique_ptr<ProgramRunner> runner;
   std::vector<torch::stable::Tensor> step;
@@ -75,6 +81,7 @@ class InUse {
     check(lock_.owns_lock(), op, "program ", handle, " is in use by another thread");
   }
   Session* operator->() const { return session_.get(); }
+  Session* get() const { return session_.get(); }
   ProgramRunner& runner() const { return *session_->runner; }
 
  private:

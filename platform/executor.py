@@ -27,6 +27,9 @@ class Head(Protocol):
     def logits(self, hidden: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
         """See `Executor`."""
 
+    def likeliest(self, hidden: torch.Tensor, rows: np.ndarray, num_tokens: int) -> list[int]:
+        """See `Executor`."""
+
 
 class Executor(Protocol):
     """Computes steps. `allocate` is called once, before the first `forward`."""
@@ -76,6 +79,12 @@ class Executor(Protocol):
 
         Belongs to the last `forward`: rows have the adapters that they had there. V is the widest
         vocabulary among the rows; a row whose own is smaller has -inf beyond it.
+        """
+
+    def likeliest(self, hidden: torch.Tensor, rows: np.ndarray, num_tokens: int) -> list[int]:
+        """The first of the largest of the first `num_tokens` of each row's `logits`.
+
+        -1 where one of these is NaN or the largest is not finite.
         """
 
     def base_weight(self, site: Site) -> torch.Tensor | None:

@@ -56,12 +56,22 @@ class Metered:
         """See `Executor`."""
         began = self._clock()
         logits: torch.Tensor = self._executor.logits(hidden, rows)
+        self._count_head(began, logits.numel(), hidden.shape[-1])
+        return logits
+
+    def likeliest(self, hidden: torch.Tensor, rows: np.ndarray, num_tokens: int) -> list[int]:
+        """See `Executor`."""
+        began = self._clock()
+        tokens: list[int] = self._executor.likeliest(hidden, rows, num_tokens)
+        self._count_head(began, len(rows) * num_tokens, hidden.shape[-1])
+        return tokens
+
+    def _count_head(self, began: float, num_logits: int, width: int) -> None:
         self._head_s += self._clock() - began
         num_bytes = getattr(self._executor, "head_bytes", 0)
         self._head_bytes += num_bytes
         if num_bytes:
-            self._head_operations += 2 * logits.numel() * hidden.shape[-1]
-        return logits
+            self._head_operations += 2 * num_logits * width
 
     def phases(self, *, max_age_s: float = 0.0) -> dict[str, Total]:
         """Totals since the start, by part; those that never ran are left out.

@@ -11,7 +11,7 @@ model's own, so that a constrained token shows how likely it was by itself. What
 is vetoed once it is chosen; the token is forbidden then, and the row chosen from anew.
 
 Rows are worked on one at a time: each is a long vector, and what a row gives cannot depend on
-its neighbours. A greedy row without further options costs its argmax and nothing else.
+its neighbours. Where all rows are greedy, without further options, one call finds their tokens.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ Floats = npt.NDArray[np.float32]
 MAX_LOGIT_ROWS = 64  # made at a time: bounds the memory of logits, above all of prompt logprobs
 # Lower temperatures act as this one: a logit ahead by 0.01 is then ahead by 100 nats.
 MIN_TEMPERATURE = 1e-4
+NOTHING_SAMPLED = SpanResult()
 _MAX_WIDTHS = 8  # of vocabularies widened by adapters, whose noise is kept
 
 
@@ -102,30 +103,52 @@ class Sampler:
         `MAX_LOGIT_ROWS` rows. A row that holds NaN ends its own sequence only, and so does a mask
         that could not be made.
         """
-        results = [SpanResult() for _ in plan.spans]
+        results = [NOTHING_SAMPLED] * len(plan.spans)
         faults = {} if masks is None else masks.wait()
-        with np.errstate(all="ignore"):
-            for group in _groups(plan):
-                rows = np.concatenate([_sample_rows(batch, s) for s in group])
-                made = self._rows(
-                    [plan.spans[s] for s in group],
-                    self._logits(hidden, rows, executor),
-                    masks,
-                    int(batch.sample_start[group[0]]),
+        for group in _groups(plan):
+            spans = [plan.spans[s] for s in group]
+            first_row = int(batch.sample_start[group[0]])
+            rows = batch.sample_rows[first_row : batch.sample_start[group[-1] + 1]]
+            if masks is None and all(map(self._is_plain, spans)):
+                made = _verified(spans, executor.likeliest(hidden, rows, self._vocab_size))
+            else:
+                logits = executor.logits(hidden, rows).cpu().numpy()
+                made = self._one_by_one(spans, logits, masks, first_row)
+            for s, result in zip(group, made, strict=True):
+                fault = faults.get(s)
+                results[s] = (
+                    result
+                    if fault is None
+                    else SpanResult(error=fault.message, error_code=fault.code)
                 )
-                for s, span_rows in zip(group, made, strict=True):
-                    fault = faults.get(s)
-                    results[s] = (
-                        self._guarded(plan.spans[s], span_rows)
-                        if fault is None
-                        else SpanResult(error=fault.message, error_code=fault.code)
-                    )
-            for s, span in enumerate(plan.spans):
-                if span.wants_prompt_logprobs and results[s].error is None:
-                    first_row = int(batch.query_start[s])
-                    prompt = self._prompt_logprobs(span, first_row, hidden, executor)
-                    results[s] = _with_prompt(results[s], prompt)
+        for s, span in enumerate(plan.spans):
+            if span.wants_prompt_logprobs and results[s].error is None:
+                first_row = int(batch.query_start[s])
+                prompt = self._prompt_logprobs(span, first_row, hidden, executor)
+                results[s] = _with_prompt(results[s], prompt)
         return StepResult(spans=tuple(results))
+
+    def _is_plain(self, span: Span) -> bool:
+        """Whether nothing but the likeliest token of each row is asked for."""
+        request = span.sequence.request
+        return (
+            self.takes_likeliest(span.sequence)
+            and request.params.logprobs is None
+            and request.grammar is None
+            and request.vocab_size is None
+        )
+
+    def _one_by_one(
+        self,
+        spans: SequenceOf[Span],
+        logits: Floats,
+        masks: RowMasks | None,
+        first_row: int,
+    ) -> list[SpanResult]:
+        """The results of spans of which some ask for more; each row is worked on by itself."""
+        with np.errstate(all="ignore"):
+            rows = self._rows(spans, logits, masks, first_row)
+            return [self._guarded(*each) for each in zip(spans, rows, strict=True)]
 
     def choose(
         self, seq: Sequence, drafts: tuple[int, ...], logits: Floats, *, masked: bool = False
@@ -145,10 +168,6 @@ class Sampler:
         """Whether `choose` gives the largest of each row behind `seq`, with no mask over it."""
         params = seq.request.params
         return params.greedy and not penalties.changes_logits(params, seq.num_output_tokens)
-
-    def _logits(self, hidden: torch.Tensor, rows: np.ndarray, executor: Head) -> Floats:
-        logits: Floats = executor.logits(hidden, rows).cpu().numpy()
-        return logits
 
     def _rows(
         self,
@@ -254,12 +273,13 @@ class Sampler:
         found: list[TokenLogprobs] = []
         for begin in range(0, end, MAX_LOGIT_ROWS):
             offsets = np.arange(begin, min(begin + MAX_LOGIT_ROWS, end))
-            logits = self._logits(hidden, first_row + offsets, executor)[:, :width]
-            for offset, row in zip(offsets, logits, strict=True):
-                token = prompt[span.start + int(offset) + 1]
-                if not np.isfinite(row.max()):
-                    return _NOT_FINITE
-                found.append(token_logprobs(row, token, num_top))
+            logits = executor.logits(hidden, first_row + offsets).cpu().numpy()[:, :width]
+            with np.errstate(all="ignore"):
+                for offset, row in zip(offsets, logits, strict=True):
+                    token = prompt[span.start + int(offset) + 1]
+                    if not np.isfinite(row.max()):
+                        return _NOT_FINITE
+                    found.append(token_logprobs(row, token, num_top))
         return tuple(found)
 
 
@@ -322,11 +342,6 @@ def _mask(
     return raw
 
 
-def _sample_rows(batch: StepBatch, s: int) -> np.ndarray:
-    rows: np.ndarray = batch.sample_rows[batch.sample_start[s] : batch.sample_start[s + 1]]
-    return rows
-
-
 def _groups(plan: StepPlan) -> Iterator[list[int]]:
     """Runs of spans that sample, whole spans, of at most MAX_LOGIT_ROWS rows (or one span)."""
     group: list[int] = []
@@ -341,6 +356,24 @@ def _groups(plan: StepPlan) -> Iterator[list[int]]:
         num_rows += span.num_samples
     if group:
         yield group
+
+
+def _verified(spans: SequenceOf[Span], tokens: SequenceOf[int]) -> list[SpanResult]:
+    """The results of plain spans, from the likeliest token of each of their rows; -1: no token."""
+    results, row = [], 0
+    for span in spans:
+        end = row + 1
+        for draft in span.drafts:
+            if tokens[end - 1] != draft:
+                break
+            end += 1
+        results.append(
+            SpanResult(token_ids=tuple(tokens[row:end]))
+            if tokens[end - 1] >= 0
+            else SpanResult(error=_NOT_FINITE)
+        )
+        row += span.num_samples
+    return results
 
 
 def _with_prompt(result: SpanResult, prompt: tuple[TokenLogprobs, ...] | str) -> SpanResult:

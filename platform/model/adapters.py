@@ -15,11 +15,13 @@ from plait.adapters.sites import Site, SiteKind, SitePart
 from plait.platform.batch import AdapterSegment, StepBatch
 from plait.platform.errors import InternalError
 from plait.platform.model.adapter_step import EmbeddingStep, ExpertsStep, HeadStep, LayerStep
+from plait.platform.model.leaves import Linear, Packed
 from plait.platform.model.parts import Head
 from plait.platform.model.placement import PlacedAdapter, Placer
 from plait.platform.model.places import Places
-from plait.platform.model.tables import base_rows, num_rows
+from plait.platform.model.tables import base_rows, looked_up, num_rows
 from plait.platform.model.tower import TowerStep
+from plait.platform.ops.likeliest import likeliest, linear_likeliest
 from plait.platform.ops.lora import LoraSegments, PlacedLora
 
 _Segment = tuple[int, int, PlacedAdapter, float]
@@ -120,11 +122,21 @@ class ModelAdapters:
             self._set_segments(tuple(self._resolve(s) for s in batch.adapter_segments))
             self._layers.num_rows = len(token_ids)
             self._embedding.token_ids = token_ids
-        if batch.token_ids.max(initial=0) < self._vocab_size:
+        if max(batch.token_ids.tolist(), default=0) < self._vocab_size:
             return token_ids
         is_added = token_ids >= self._vocab_size
         self._begin_added(token_ids, is_added)
         return token_ids.masked_fill(is_added, 0)
+
+    @property
+    def lookup_table(self) -> Packed | Tensor | None:
+        """Of an embedding that only looks rows up."""
+        return looked_up(self._places.embedding)
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether adapters change rows of the step."""
+        return bool(self._segments)
 
     def _resolve(self, segment: AdapterSegment) -> _Segment:
         placed = self._placed.get(segment.generation)
@@ -178,6 +190,12 @@ class ModelAdapters:
         back = np.argsort(order, kind="stable")
         return logits if (order == back).all() else logits[torch.from_numpy(back)]
 
+    def likeliest(self, head: Head, hidden: Tensor, rows: np.ndarray, num_tokens: int) -> list[int]:
+        """The likeliest of the first `num_tokens` tokens of `rows`; -1: not finite."""
+        if self._segments or not isinstance(head, Linear) or head.packed is None:
+            return likeliest(self.logits(head, hidden, rows), num_tokens)
+        return linear_likeliest(_picked(hidden, rows), head.packed, head.bias, num_tokens)
+
     def _begin_head(self, segments: Sequence[_Segment], num_rows: int) -> None:
         step = self._head
         step.segments = _low_rank(segments)
@@ -199,7 +217,7 @@ class ModelAdapters:
 
 def _picked(hidden: Tensor, rows: np.ndarray) -> Tensor:
     """`hidden[rows]`; where all rows are wanted, as they are in a step of single tokens, itself."""
-    if len(rows) == len(hidden) and (rows == np.arange(len(rows))).all():
+    if len(rows) == len(hidden) and rows.tolist() == list(range(len(rows))):
         return hidden
     return hidden[torch.from_numpy(rows)]
 

@@ -21,13 +21,19 @@ from plait.platform.model.families import VisionFamily
 
 def grid_positions(batch: StepBatch, family: VisionFamily | None) -> Tensor:
     """`position_ids` as the family's language model takes them: `[1, T]`, or `[3, 1, T]`."""
+    positions = row_positions(batch, family)
+    return positions[None] if positions.dim() == 1 else positions[:, None]
+
+
+def row_positions(batch: StepBatch, family: VisionFamily | None) -> Tensor:
+    """Where the model takes each row to be: `[T]`, or `[3, T]`."""
     positions = torch.from_numpy(batch.positions)
-    if positions.dim() == 1:
+    if batch.positions.ndim == 1:
         first = 0 if family is None else family.first_position
-        return positions[None] + first if first else positions[None]
+        return positions + first if first else positions
     if family is None or not family.has_grid_positions or len(positions) != 3:
         raise InternalError(f"positions of shape {list(positions.shape)} reached the model")
-    return positions[:, None]
+    return positions
 
 
 def without_image_tokens(batch: StepBatch) -> StepBatch:

@@ -18,7 +18,14 @@ from plait.platform.errors import InternalError
 from plait.platform.kv.pages import create_pages
 from plait.platform.model.adapters import ModelAdapters
 from plait.platform.model.attention import GroupStep, PagedSite, StepContext
-from plait.platform.model.embeds import grid_positions, put_embeds, without_image_tokens
+from plait.platform.model.embeds import (
+    grid_positions,
+    put_embeds,
+    row_positions,
+    without_image_tokens,
+)
+from plait.platform.model.inferring import inferring
+from plait.platform.model.leaves import Packed
 from plait.platform.model.native.step import StepInputs
 from plait.platform.model.parts import Parts
 from plait.platform.model.taps import Taps
@@ -110,18 +117,28 @@ class TorchExecutor:
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
-    def embedded(self, batch: StepBatch, embeds: Tensor | None = None) -> tuple[Tensor, StepInputs]:
-        """What a layer program takes in the place of `forward`: embedded rows and their step."""
+    @property
+    def lookup_table(self) -> Packed | Tensor | None:
+        """The embedding's table, where it only looks rows up."""
+        return self._adapters.lookup_table
+
+    def embedded(
+        self, batch: StepBatch, embeds: Tensor | None = None, *, tokens_will_do: bool = False
+    ) -> tuple[Tensor, StepInputs]:
+        """What a layer program takes in the place of `forward`: embedded rows and their step.
+
+        With `tokens_will_do` the rows may be token ids `[T]`, of which all are the base's.
+        """
         step = self._step
         step.begin(batch)
-        inputs = self._inputs(batch, embeds)
-        if "input_ids" in inputs:
-            rows = self._backbone.get_input_embeddings()(inputs["input_ids"])[0]
+        if embeds is None and not len(batch.image_rows):
+            rows = self._adapters.begin(batch)
+            if not tokens_will_do or self._adapters.has_segments:
+                rows = self._backbone.get_input_embeddings()(rows[None])[0]
         else:
-            rows = inputs["inputs_embeds"][0]
-        positions = grid_positions(batch, self._family)
+            rows = self._inputs(batch, embeds)["inputs_embeds"][0]
         return rows, StepInputs(
-            positions=positions[0] if positions.dim() == 2 else positions[:, 0],
+            positions=row_positions(batch, self._family),
             query_start=step.query_start,
             seq_lens=step.seq_lens,
             groups=step.groups,
@@ -142,10 +159,14 @@ class TorchExecutor:
         return self._taps.num_layers
 
     @property
+    def first_position(self) -> int:
+        """Where the model takes a sequence to begin."""
+        return 0 if self._family is None else self._family.first_position
+
+    @property
     def num_positions(self) -> int:
         """Positions that rows can be at."""
-        first = 0 if self._family is None else self._family.first_position
-        return self.model.context_length + first
+        return self.model.context_length + self.first_position
 
     def _inputs(self, batch: StepBatch, embeds: Tensor | None) -> dict[str, Any]:
         """Tokens, or what they are embedded as where some of them are images."""
@@ -171,10 +192,15 @@ class TorchExecutor:
         """Rows `[n, D]` of the base's embedding table, as they are stored."""
         return self._adapters.embedding_rows(token_ids)
 
-    @torch.inference_mode()
     def logits(self, hidden: Tensor, rows: np.ndarray) -> Tensor:
         """Logits `[R, V]` in fp32 for `rows`, as the family's own head computes them."""
-        return self._adapters.logits(self._head, hidden, rows)
+        with inferring():
+            return self._adapters.logits(self._head, hidden, rows)
+
+    def likeliest(self, hidden: Tensor, rows: np.ndarray, num_tokens: int) -> list[int]:
+        """The likeliest of the first `num_tokens` tokens of `rows`; -1: not finite."""
+        with inferring():
+            return self._adapters.likeliest(self._head, hidden, rows, num_tokens)
 
     @property
     def head_bytes(self) -> int:

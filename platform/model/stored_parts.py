@@ -65,6 +65,7 @@ def _identity(value: Any) -> Any:
 class Embedding(nn.Module):
     """Rows of a table, as `nn.Embedding` gives them."""
 
+    only_looks_up = True
     weight: Tensor
 
     def __init__(self, weight: Tensor) -> None:

@@ -17,7 +17,7 @@ from plait.adapters.adapter import Adapter, Rows, Whole
 from plait.adapters.sites import SiteKind
 from plait.platform.errors import InvalidAdapter
 from plait.platform.model.adapter_step import EmbeddingRows, HeadRows
-from plait.platform.model.leaves import PackedTable
+from plait.platform.model.leaves import Packed, PackedTable
 from plait.platform.model.places import Place
 from plait.platform.ops.linear import pack_linear
 from plait.platform.ops.packed_rows import packed_rows
@@ -141,6 +141,16 @@ def base_rows(place: Place, token_ids: Tensor) -> Tensor:
     if isinstance(weight, PackedTable):
         return weight.rows(token_ids)
     return nn.functional.embedding(token_ids, weight)
+
+
+def looked_up(place: Place) -> Packed | Tensor | None:
+    """The table of an embedding whose module does nothing but look rows up; None of others."""
+    module = place.module
+    is_plain = type(module) is nn.Embedding and module.max_norm is None
+    if not is_plain and not getattr(module, "only_looks_up", False):
+        return None
+    weight: Tensor = module.weight
+    return weight.owner.packed if isinstance(weight, PackedTable) else weight.detach()
 
 
 def embedding_scale(module: Any, dtype: torch.dtype) -> float:

@@ -17,6 +17,7 @@ alone and in any batch.
     varlen_attention  varlen_attention.py  csrc/varlen_attention*
     lora              lora.py              csrc/lora*, weights in lora_weights.py
     token_mask        token_mask.py        csrc/token_mask*
+    likeliest         likeliest.py         csrc/likeliest*
 
 Suffixes and symbols of shapes, the same everywhere:
 

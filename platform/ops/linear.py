@@ -124,7 +124,7 @@ def linear(
     if isinstance(packed, PackedQuantized):
         out = quantized_linear(rows, packed, bias, out_dtype)
     else:
-        out = torch.ops.plait.linear(
+        out = torch.ops.plait.linear.default(
             rows, packed.tiles, packed.in_features, packed.out_features, bias, out_dtype
         )
     return out if x.dim() == 2 else out.view(*x.shape[:-1], packed.out_features)

@@ -29,9 +29,9 @@ def packed_rows(packed: PackedWeight | PackedQuantized, ids: Tensor, dtype: torc
         return reference_packed_rows(packed, ids, dtype)
     if isinstance(packed, PackedWeight):
         sizes = (packed.in_features, packed.out_features)
-        rows: Tensor = torch.ops.plait.packed_rows(packed.tiles, ids, *sizes)
+        rows: Tensor = torch.ops.plait.packed_rows.default(packed.tiles, ids, *sizes)
         return rows.to(dtype)
-    found: Tensor = torch.ops.plait.quantized_rows(packed.blob, ids, *packed.form, dtype)
+    found: Tensor = torch.ops.plait.quantized_rows.default(packed.blob, ids, *packed.form, dtype)
     return found
 
 

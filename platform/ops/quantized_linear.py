@@ -32,7 +32,9 @@ def quantized_linear(
     rows: Tensor, packed: PackedQuantized, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
     """Returns rows · weightᵀ + bias, [T, N]; rows [T, K] are fp32 or bf16."""
-    out: Tensor = torch.ops.plait.quantized_linear(*_arguments(rows, packed, bias, out_dtype))
+    out: Tensor = torch.ops.plait.quantized_linear.default(
+        *_arguments(rows, packed, bias, out_dtype)
+    )
     return out
 
 

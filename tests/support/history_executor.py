@@ -24,6 +24,7 @@ from plait.platform.config import (
     Options,
     SchedulerConfig,
 )
+from plait.platform.ops.likeliest import likeliest
 
 if TYPE_CHECKING:
     from plait.adapters.adapter import Adapter
@@ -182,6 +183,9 @@ class HistoryExecutor:
         if len(rows) == 0:
             return torch.empty(0, VOCAB_SIZE)
         return torch.stack([self._rows[int(hidden[row, 0])] for row in rows.tolist()])
+
+    def likeliest(self, hidden: torch.Tensor, rows: np.ndarray, num_tokens: int) -> list[int]:
+        return likeliest(self.logits(hidden, rows), num_tokens)
 
 
 def expected_greedy(

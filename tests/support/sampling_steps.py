@@ -19,6 +19,7 @@ from plait.platform.core import (
     StepPlan,
     StepResult,
 )
+from plait.platform.ops.likeliest import likeliest
 from plait.platform.sampling import Sampler
 from plait.platform.strand import RowMasks
 
@@ -66,6 +67,9 @@ class Model:
         assert hidden.shape[0] == len(self.histories)
         return torch.from_numpy(np.stack([self._logits_of(self.histories[r]) for r in rows]))
 
+    def likeliest(self, hidden: torch.Tensor, rows: np.ndarray, num_tokens: int) -> list[int]:
+        return likeliest(self.logits(hidden, rows), num_tokens)
+
 
 def run_step(
     sampler: Sampler, model: Model, spans: SequenceOf[Span], masks: RowMasks | None = None
@@ -88,7 +92,7 @@ def run_step(
         seq_lens=none, slot_mapping=(), block_tables=(),
         sample_rows=np.array(sample_rows, np.int64),
         sample_start=np.array(sample_start, np.int32),
-        image_rows=none, num_drafts=none,
+        image_rows=none,
     )  # fmt: skip
     hidden = torch.zeros(len(model.histories), 1)
     plan = StepPlan(step_id=0, spans=tuple(spans))

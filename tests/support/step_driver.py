@@ -134,7 +134,6 @@ class StepDriver:
             sample_rows=nothing,
             sample_start=np.zeros(len(tracks) + 1, dtype=np.int32),
             image_rows=nothing,
-            num_drafts=np.zeros(len(tracks), dtype=np.int32),
         )
 
     def _grow(self, track: Track, end: int) -> None:

@@ -16,6 +16,8 @@ from plait.platform.batch import StepBatch
 from plait.platform.config import CacheConfig, ModelInfo
 from plait.platform.core import AdapterUse, ImageItem
 from plait.platform.model.executor import TorchExecutor
+from plait.platform.model.inferring import inferring
+from plait.platform.model.leaves import Packed
 from plait.platform.model.native.lowered import Lowered
 
 if TYPE_CHECKING:
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
 
 class ProgramRunner(Protocol):
     """What runs a program: `Runner`, or the reference."""
+
+    takes_tokens: bool  # in the place of rows, as token ids `[T]`
+
+    def embed(self, table: Packed | Tensor) -> None:
+        """Take tokens from now on, whose rows a table `[V, D]` has, if it can."""
 
     def run(self, rows: Tensor, step: StepInputs) -> Tensor:
         """Hidden rows `[T, D]` for embedded `rows` `[T, D]`."""
@@ -56,27 +63,33 @@ class NativeExecutor:
         self.hidden_size = torch_executor.hidden_size
         self.leaves = torch_executor.leaves
         self.agreement: Agreement | None = None  # with the torch executor, once it was proved
+        table = torch_executor.lookup_table
+        if lowered.prologue is None and table is not None:
+            runner.embed(table)
 
     def allocate(self, cache: CacheConfig) -> None:
         """Create the page tensors of every group."""
         self._torch.allocate(cache)
 
-    @torch.inference_mode()
     def forward(self, batch: StepBatch, embeds: Tensor | None = None) -> Tensor:
         """Hidden rows `[T, D]` after the final norm; K and V of every row are written."""
-        rows, step = self._begin(batch, embeds)
-        return self.runner.run(rows, step)
+        with inferring():
+            rows, step = self._begin(batch, embeds)
+            return self.runner.run(rows, step)
 
-    @torch.inference_mode()
     def forward_tapped(
         self, batch: StepBatch, taps: tuple[int, ...], embeds: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """`forward`, and beside its rows those after so many layers, `[T, len(taps) * D]`."""
-        rows, step = self._begin(batch, embeds)
-        return self.runner.run_tapped(rows, step, taps)
+        with inferring():
+            rows, step = self._begin(batch, embeds)
+            return self.runner.run_tapped(rows, step, taps)
 
     def _begin(self, batch: StepBatch, embeds: Tensor | None) -> tuple[Tensor, StepInputs]:
-        rows, step = self._torch.embedded(batch, embeds)
+        if self.lowered.tables:
+            last = max(batch.positions.ravel().tolist(), default=-1)
+            self.lowered.reach(self._torch.first_position + last + 1)
+        rows, step = self._torch.embedded(batch, embeds, tokens_will_do=self.runner.takes_tokens)
         return self.lowered.begin(rows, step.positions), step
 
     def encode(
@@ -96,6 +109,10 @@ class NativeExecutor:
     def logits(self, hidden: Tensor, rows: np.ndarray) -> Tensor:
         """Logits `[R, V]` in fp32 for `rows`, as the family's own head computes them."""
         return self._torch.logits(hidden, rows)
+
+    def likeliest(self, hidden: Tensor, rows: np.ndarray, num_tokens: int) -> list[int]:
+        """The likeliest of the first `num_tokens` tokens of `rows`; -1: not finite."""
+        return self._torch.likeliest(hidden, rows, num_tokens)
 
     @property
     def head_bytes(self) -> int:

@@ -21,12 +21,13 @@ class Lowered:
     tables: tuple[GrowingTable, ...]
     called: Mapping[str, str]  # modules of the decoder that torch runs, and why
 
+    def reach(self, num_positions: int) -> None:
+        """Have the tables' rows of so many positions."""
+        for table in self.tables:
+            table.fill(num_positions)
+
     def begin(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Rows `[T, D]` as the program takes them, for positions `[T]` or `[3, T]`."""
-        if self.tables:
-            needed = 1 + int(positions.numpy().max())
-            for table in self.tables:
-                table.fill(needed)
         if self.prologue is None:
             return rows
         placed = positions[:, None] if positions.dim() == 2 else positions[None]

@@ -136,7 +136,6 @@ def _batch(
         sample_rows=np.zeros(0, np.int64),
         sample_start=np.zeros(len(spans) + 1, np.int32),
         image_rows=np.zeros(0, np.int64),
-        num_drafts=np.zeros(len(spans), np.int32),
     )
     return (batch, None) if model.vision is None else _with_image(batch, model.vision)
 

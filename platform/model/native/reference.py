@@ -40,8 +40,13 @@ from plait.platform.ops.rms_norm import rms_norm
 class ReferenceRunner:
     """Runs a program as `Runner` does."""
 
+    takes_tokens = False
+
     def __init__(self, program: Program) -> None:
         self._program = program
+
+    def embed(self, table: object) -> None:
+        """Rows come embedded here."""
 
     def run(self, rows: Tensor, step: StepInputs) -> Tensor:
         """Hidden rows `[T, D]` for embedded `rows` `[T, D]`."""

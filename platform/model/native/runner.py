@@ -16,6 +16,8 @@ from plait.platform.model.native.encoding import encode
 from plait.platform.model.native.instructions import CallOp, Program
 from plait.platform.model.native.step import StepInputs
 from plait.platform.ops._load import load_library
+from plait.platform.ops.linear import PackedWeight
+from plait.platform.ops.quantized_weight import PackedQuantized
 
 SPIN_US = 60  # that a thread waits for work before it sleeps
 ROW_CLASSES = ("1", "2-8", "9-32", "33+")
@@ -72,6 +74,8 @@ class Runner:
         load_library()
         encoded = encode(program)
         self._widths = program.widths
+        self._dtype = dtype
+        self.takes_tokens = False
         self._phases = (*encoded.phases, "lora")
         self._calls = [(i, op) for i, op in enumerate(program.code) if isinstance(op, CallOp)]
         self._end = len(program.code)
@@ -90,8 +94,22 @@ class Runner:
         self._in_step = threading.Lock()
         self._free = weakref.finalize(self, torch.ops.plait.program_free.default, self.handle)
 
+    def embed(self, table: PackedWeight | PackedQuantized | Tensor) -> None:
+        """Let `rows` of steps be token ids `[T]`, whose rows a table `[V, D]` has, if it can."""
+        if self._calls or not _fits(table, self._dtype):
+            return
+        form: tuple[int, ...]
+        if isinstance(table, Tensor):
+            weight, form = table, (table.shape[1], table.shape[0])
+        elif isinstance(table, PackedWeight):
+            weight, form = table.tiles, (table.in_features, table.out_features)
+        else:
+            weight, form = table.blob, table.form
+        torch.ops.plait.program_embedding(self.handle, weight, form)
+        self.takes_tokens = True
+
     def run(self, rows: Tensor, step: StepInputs) -> Tensor:
-        """Hidden rows `[T, D]` for embedded `rows` `[T, D]`, which stay as they are.
+        """Hidden rows `[T, D]` for embedded `rows` `[T, D]`, which stay as they are, or tokens.
 
         K and V of the rows are written.
 
@@ -117,7 +135,6 @@ class Runner:
     def _run_alone(
         self, rows: Tensor, step: StepInputs, taps: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
-        first_call = self._calls[0][0] if self._calls else self._end
         outputs = self._step(
             self.handle,
             rows,
@@ -132,8 +149,10 @@ class Runner:
             step.embeds,
             step.image_rows,
             taps,
-            first_call,
+            self._calls[0][0] if self._calls else self._end,
         )
+        if not self._calls:
+            return outputs
         ends = [place for place, _ in self._calls[1:]] + [self._end]
         for (place, call), end in zip(self._calls, ends, strict=False):
             self._call(call, rows)
@@ -176,3 +195,11 @@ class Runner:
     def close(self) -> None:
         """Free registers and threads; also done when the object goes. Twice is once."""
         self._free()
+
+
+def _fits(table: PackedWeight | PackedQuantized | Tensor, dtype: torch.dtype) -> bool:
+    """Whether rows of a table come out in the program's dtype."""
+    if isinstance(table, PackedQuantized):
+        return True
+    is_dense = not isinstance(table, Tensor) or (table.is_contiguous() and not table.is_meta)
+    return is_dense and table.dtype == dtype

@@ -23,7 +23,10 @@ from plait.platform.model.native.instructions import CallOp, CopyOp, Program
 from plait.platform.model.native.reference import ReferenceRunner
 from plait.platform.model.native.runner import Runner
 from plait.platform.model.native.step import StepInputs
+from plait.platform.ops.linear import PackedWeight, pack_linear
 from plait.platform.ops.lora import LoraSegments
+from plait.platform.ops.packed_rows import packed_rows
+from plait.platform.ops.quantized_weight import PackedQuantized, pack_quantized, quantize
 
 SPANS = ((1, 20), (7, 40), (1, 1), (18, 18), (3, 100))
 NUM_ROWS = sum(rows for rows, _ in SPANS)
@@ -230,3 +233,47 @@ def test_what_adapters_take_is_counted_apart() -> None:
     assert count.num_bytes == 3 * 4 * weights
     assert count.operations == 2 * weights * (7 + 18 + 18)
     assert runner.counters() == []
+
+
+def tables(weight: Tensor) -> dict[str, Tensor | PackedWeight | PackedQuantized]:
+    """A table `[V, D]` as embeddings keep it."""
+    codes = quantize(weight.float(), bits=4, group=32)
+    return {
+        "table": weight,
+        "packed": pack_linear(weight),
+        "codes": pack_quantized(codes, activations="int8"),
+    }
+
+
+@every_dtype
+@pytest.mark.parametrize("form", ["table", "packed", "codes"])
+def test_tokens_in_the_place_of_rows_give_the_same_bits(dtype: torch.dtype, form: str) -> None:
+    runner = Runner(llama_program(dtype), dtype=dtype, num_threads=1)
+    table = tables(Values(dtype, seed=9).rows(77, SIZES.width))[form]
+    token_ids = torch.arange(NUM_ROWS) * 31 % 77
+    rows = table[token_ids] if isinstance(table, Tensor) else packed_rows(table, token_ids, dtype)
+    step = make_step(SPANS, dtype)
+    expected = runner.run(rows, copy_of(step))
+    assert not runner.takes_tokens
+    with pytest.raises(RuntimeError, match="embeds no tokens"):
+        runner.run(token_ids, copy_of(step))
+    runner.embed(table)
+    assert runner.takes_tokens
+    assert torch.equal(runner.run(token_ids, copy_of(step)), expected)
+    assert torch.equal(runner.run(rows, copy_of(step)), expected)
+    for wrong in (-1, 77):
+        token_ids[3] = wrong
+        with pytest.raises(RuntimeError, match=f"token {wrong} is not one of 77"):
+            runner.run(token_ids, copy_of(step))
+
+
+def test_a_table_of_another_form_is_refused_and_one_of_another_dtype_left_alone() -> None:
+    runner = Runner(llama_program(torch.float32), dtype=torch.float32, num_threads=1)
+    runner.embed(torch.zeros(77, SIZES.width, dtype=torch.bfloat16))
+    assert not runner.takes_tokens
+    with pytest.raises(RuntimeError, match="columns"):
+        runner.embed(torch.zeros(77, SIZES.width + 1))
+    with pytest.raises(RuntimeError, match="of its form"):
+        torch.ops.plait.program_embedding(
+            runner.handle, torch.zeros(77, SIZES.width), (SIZES.width, 78)
+        )
