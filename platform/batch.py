@@ -6,7 +6,7 @@ Adapter, position and mask belong to rows. No array tells "prefill" from "decode
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ class AdapterSegment:
     scale: float
 
 
+_NO_ROWS, _NO_RANGES = np.zeros(0, np.int64), np.zeros((0, 3), np.int32)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
     """Flat numpy arrays of one step: T rows, S spans, R sample rows, G KV groups."""
@@ -43,10 +46,9 @@ class StepBatch:
     # Strands, empty where no request brings one.
     adapter_segments: tuple[AdapterSegment, ...] = ()  # by first row, then the request's order
     image_rows: np.ndarray  # int64 [I]: rows whose embedding comes from an image
-    num_drafts: np.ndarray  # int32 [S]
     # Tokens that see each other though some come later: (span, start, end), positions of the
     # sequence. In order, apart, and within the span's KV length.
-    ranges: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), np.int32))  # int32 [N, 3]
+    ranges: np.ndarray = field(default_factory=lambda: _NO_RANGES)  # int32 [N, 3]
 
 
 def build(plan: StepPlan, block_size: int, *, images: bool = True) -> StepBatch:
@@ -78,8 +80,7 @@ def build(plan: StepPlan, block_size: int, *, images: bool = True) -> StepBatch:
         sample_rows=_int64(sample_rows),
         sample_start=_int32(sample_start),
         adapter_segments=_adapter_segments(spans, query_start),
-        image_rows=np.zeros(0, np.int64),
-        num_drafts=_int32([len(span.drafts) for span in spans]),
+        image_rows=_NO_ROWS,
     )
     if images and any(span.sequence.request.images for span in spans):
         return _with_images(batch, spans)
@@ -126,7 +127,7 @@ def _int64(values: SequenceOf[int]) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def _int32(values: SequenceOf[int]) -> np.ndarray:
+def _int32(values: SequenceOf[Any]) -> np.ndarray:
     return np.array(values, np.int32)
 
 
@@ -136,10 +137,9 @@ def _tokens(span: Span) -> list[int]:
 
 
 def _block_table(rows: SequenceOf[tuple[int, ...]]) -> np.ndarray:
-    table = np.zeros((len(rows), max(map(len, rows), default=0)), np.int32)
-    for filled, row in zip(table, rows, strict=True):
-        filled[: len(row)] = row
-    return table
+    width = max(map(len, rows), default=0)
+    padded = [[*row, *[0] * (width - len(row))] for row in rows]
+    return _int32(padded).reshape(len(rows), width)
 
 
 def _slots(

@@ -5,7 +5,8 @@ deriving one field from others, tensors, or any import of ours.
 
 A request's life: `Request` (immutable, what the client asked) → one `Sequence` per answer
 (mutable, owned by the scheduler) → `Span`s in a `StepPlan` → `RowResult`s in a `StepResult`
-→ `Event`s out of the engine, the last of which carries a `finish_reason`.
+→ `Event`s out of the engine, the last of which carries a `finish_reason`. What every step makes
+anew is a `msgspec.Struct`: one is made in a tenth of a frozen dataclass's time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from numbers import Integral, Real
 from typing import Any
+
+import msgspec
 
 
 class InvalidParameter(ValueError):
@@ -326,11 +329,10 @@ class Sequence:
     added_s: float = 0.0  # when the engine took it, on the engine's clock
     started_s: float | None = None  # when its first step began
     epoch: int = 0  # grows with every preemption; results of an older epoch are dropped
+    num_prompt_tokens: int = field(init=False)  # that the client gave; asked for all the time
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens the client gave."""
-        return len(self.request.prompt_token_ids)
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.request.prompt_token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -343,8 +345,7 @@ class Sequence:
         return len(self.tokens) - self.num_prompt_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Span(msgspec.Struct, frozen=True, kw_only=True):
     """A run of consecutive tokens of one sequence that one step computes.
 
     Tokens are `(sequence.tokens + drafts)[start : start + num_tokens]`. Logits are needed for
@@ -361,8 +362,7 @@ class Span:
     wants_prompt_logprobs: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the scheduler chose for one step. Plain data, no tensors."""
 
     step_id: int
@@ -377,8 +377,7 @@ class StepPlan:
         return sum(span.num_tokens for span in self.spans)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprobs:
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The chosen token's natural-log probability and the best alternatives, best first."""
 
     token_id: int
@@ -387,8 +386,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanResult:
+class SpanResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one span produced: accepted tokens (drafts that held, then one new token).
 
     `error` set: this sequence alone must end (NaN logits, say); its tokens are ignored.
@@ -401,15 +399,13 @@ class SpanResult:
     error_code: str = "internal_error"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """Results in the order of `StepPlan.spans`."""
 
     spans: tuple[SpanResult, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one step added to one sequence; the last one carries `finish_reason`.
 
     `text` is the delta that may be shown now (stop strings held back, characters whole); the

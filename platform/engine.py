@@ -12,8 +12,9 @@ import random
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from plait.platform.batch import build
 from plait.platform.core import Event, FinishReason, Span, SpanResult, StepPlan, StepResult
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 
 # What waits for a strand is asked for anew so often; what the strand has finished, at once.
 WAIT_S = 0.005
-# How old the parts of the steps' time may be in `Stats`, which leaves with every step's events.
+# How old the parts of the steps' time may be in `Stats`, which leaves with most steps' events.
 PHASES_AGE_S = 1.0
 
 _COUNTED = ("num_steps", "prompt_tokens", "generation_tokens")
@@ -146,6 +147,11 @@ class Engine:
         """Sequences that have not ended."""
         return self.scheduler.num_unfinished
 
+    @property
+    def num_steps(self) -> int:
+        """Steps that were run."""
+        return self._counts["num_steps"]
+
     # --- adapters ---
 
     def load_adapter(self, message: LoadAdapter) -> None:
@@ -236,7 +242,7 @@ class Engine:
 
     def _compute_alone(self, plan: StepPlan, span: Span) -> SpanResult:
         try:
-            return self._forward(replace(plan, spans=(span,))).spans[0]
+            return self._forward(msgspec.structs.replace(plan, spans=(span,))).spans[0]
         except PlaitError as error:
             return SpanResult(error=error.message, error_code=error.code)
         except Exception as error:
@@ -288,10 +294,9 @@ class Engine:
             return []
         if finish is FinishReason.ERROR:
             return [self._final_event(sequence)]
-        event = self._event(sequence, final=finish is not None)
-        return [replace(event, token_ids=commit.token_ids, logprobs=commit.logprobs)]
+        return [self._event(sequence, commit, final=finish is not None)]
 
-    def _event(self, sequence: Sequence, *, final: bool) -> Event:
+    def _event(self, sequence: Sequence, news: Commit | None = None, *, final: bool) -> Event:
         request = sequence.request
         first = sequence.num_output_tokens > 0 or final
         prompt_logprobs = None
@@ -301,6 +306,8 @@ class Engine:
         return Event(
             request_id=request.request_id,
             index=sequence.index,
+            token_ids=() if news is None else news.token_ids,
+            logprobs=() if news is None else news.logprobs,
             text="" if sequence.text is None else sequence.text.take(final=final),
             prompt_logprobs=prompt_logprobs,
             finish_reason=sequence.finish_reason,
@@ -310,7 +317,7 @@ class Engine:
             num_cached_tokens=sequence.num_cached_tokens,
             num_draft_tokens=sequence.num_draft_tokens,
             num_accepted_tokens=sequence.num_accepted_tokens,
-            draft_counts=tuple((s, c[0], c[1]) for s, c in sorted(sequence.draft_counts.items())),
+            draft_counts=_draft_counts(sequence),
             queued_s=(sequence.started_s or sequence.added_s) - sequence.added_s,
             num_preemptions=sequence.num_preemptions,
             error=sequence.failure,
@@ -372,6 +379,12 @@ class Engine:
         if sequence.index == 0 and num_new == sequence.num_output_tokens:
             prompt_done = num_new > 0 or sequence.finish_reason is FinishReason.LENGTH
             self._counts["prompt_tokens"] += sequence.num_prompt_tokens * prompt_done
+
+
+def _draft_counts(sequence: Sequence) -> tuple[tuple[str, int, int], ...]:
+    if not sequence.draft_counts:
+        return ()
+    return tuple((s, c[0], c[1]) for s, c in sorted(sequence.draft_counts.items()))
 
 
 def _no_adapters() -> AdapterUnavailable:

@@ -94,6 +94,7 @@ class FairShares:
     def __init__(self) -> None:
         self._tenants = Counters()
         self._flows: dict[str, Counters] = {}  # of the tenants that are there
+        self._flow_of: dict[int, Flow] = {}  # by sequence: each token is charged
 
     def counters(self, flow: Flow) -> tuple[float, float]:
         """The work that an active flow's tenant was given, and the flow itself."""
@@ -101,13 +102,13 @@ class FairShares:
 
     def open(self, sequence: Sequence) -> None:
         """A new sequence came."""
-        tenant, _ = flow = flow_of(sequence)
+        tenant, _ = flow = self._flow_of[sequence.seq_id] = flow_of(sequence)
         self._tenants.open(tenant)
         self._flows.setdefault(tenant, Counters()).open(flow)
 
     def close(self, sequence: Sequence) -> None:
         """A sequence ended."""
-        tenant, _ = flow = flow_of(sequence)
+        tenant, _ = flow = self._flow_of.pop(sequence.seq_id)
         self._tenants.close(tenant)
         self._flows[tenant].close(flow)
         if self._flows[tenant].is_empty:
@@ -115,7 +116,7 @@ class FairShares:
 
     def charge(self, sequence: Sequence, *, prompt: int = 0, output: int = 0) -> None:
         """Count work of an unfinished sequence."""
-        tenant, _ = flow = flow_of(sequence)
+        tenant, _ = flow = self._flow_of[sequence.seq_id]
         work = (PROMPT_PRICE * prompt + OUTPUT_PRICE * output) / sequence.request.share
         self._tenants.charge(tenant, work)
         self._flows[tenant].charge(flow, work)
@@ -123,6 +124,7 @@ class FairShares:
     def check_integrity(self, unfinished: list[Sequence]) -> None:
         """Raise AssertionError unless exactly the unfinished sequences are counted."""
         flows = Counter(flow_of(sequence) for sequence in unfinished)
+        assert self._flow_of == {s.seq_id: flow_of(s) for s in unfinished}, "flows have changed"
         self._tenants.check_integrity(Counter(sequence.request.tenant for sequence in unfinished))
         assert self._flows.keys() == {tenant for tenant, _ in flows}, "flows of others"
         for tenant, counters in self._flows.items():
@@ -142,6 +144,11 @@ class WaitingSequences:
         self._blocked: set[Flow] = set()
         # Flows of new sequences, built once a step; counters only grow until it is built anew.
         self._heap: list[_Entry] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits."""
+        return not self._new and not self._resumed
 
     def __contains__(self, sequence: Sequence) -> bool:
         queue = self._new.get((sequence.request.priority, flow_of(sequence)), {})

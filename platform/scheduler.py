@@ -41,8 +41,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from plait.platform.admission import check_request, sequence_seed
 from plait.platform.choices import Choices, Chosen
@@ -83,8 +84,7 @@ Stop = Callable[[Sequence, int], tuple[FinishReason, int | str | None] | None]
 MAX_PASSED_OVER = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """What one step did to one sequence. It has ended if `sequence.finish_reason` is set."""
 
     sequence: Sequence
@@ -313,6 +313,8 @@ class Scheduler:
                 step.choose(sequence, 1, drafts[: max(granted, 1) - 1])
 
     def _choose_chunks_and_admissions(self, step: Choices) -> None:
+        if len(step.chosen) == len(self._running) and self._waiting.is_empty:
+            return  # as in most steps
         chunks = deque(s for s in self._running if s.seq_id not in step.chosen)
         admitting = True
         while step.budget > 0:
@@ -540,8 +542,10 @@ class Scheduler:
     def _at_length(self, sequence: Sequence) -> tuple[FinishReason, None] | None:
         """The end by length. A prompt that wants no output ends once it is computed."""
         wanted = sequence.max_total_tokens
+        if len(sequence.tokens) < wanted:
+            return None
         computed = wanted if wanted == sequence.num_prompt_tokens else wanted - 1
-        full = len(sequence.tokens) >= wanted and sequence.num_computed_tokens >= computed
+        full = sequence.num_computed_tokens >= computed
         return (FinishReason.LENGTH, None) if full else None
 
     def _settle(self, sequence: Sequence) -> None:

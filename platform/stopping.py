@@ -20,7 +20,7 @@ def check_stop(seq: Sequence, token_id: int, eos_token_ids: tuple[int, ...]) -> 
     """
     params = seq.request.params
     text = seq.text
-    if seq.num_output_tokens >= params.min_tokens:
+    if not params.min_tokens or seq.num_output_tokens >= params.min_tokens:
         is_eos = token_id in eos_token_ids and not params.ignore_eos
         if is_eos or token_id in params.stop_token_ids:
             if text is not None and params.include_stop_str_in_output:

@@ -147,8 +147,16 @@ class Strands:
 
     def __init__(self, strands: SequenceOf[Strand]) -> None:
         self._strands = tuple(strands)
-        # A sequence that lacks one token is asked for in each step: only who has a say is.
-        self._fitting = tuple(s for s in self._strands if type(s).fit is not Strand.fit)
+        # In each step, for each of its sequences, only those are asked that have a say.
+        self._beginning = self._overriding("begin")
+        self._fitting = self._overriding("fit")
+        self._staging = self._overriding("stage")
+        self._embedding = self._overriding("embeds")
+        self._committing = self._overriding("commit")
+
+    def _overriding(self, name: str) -> tuple[Strand, ...]:
+        inherited = getattr(Strand, name)
+        return tuple(s for s in self._strands if getattr(type(s), name) is not inherited)
 
     @property
     def takes_images(self) -> bool:
@@ -170,13 +178,13 @@ class Strands:
 
     def embeds(self, plan: StepPlan) -> torch.Tensor | None:
         """See `Strand.embeds`. One strand alone may have some."""
-        made = [rows for s in self._strands if (rows := s.embeds(plan)) is not None]
+        made = [rows for s in self._embedding if (rows := s.embeds(plan)) is not None]
         assert len(made) <= 1, "embeddings of two strands"
         return made[0] if made else None
 
     def begin(self, now_s: float) -> None:
         """See `Strand.begin`."""
-        for strand in self._strands:
+        for strand in self._beginning:
             strand.begin(now_s)
 
     def admit(self, sequence: Sequence) -> bool:
@@ -212,14 +220,14 @@ class Strands:
 
     def stage(self, plan: StepPlan) -> RowMasks | None:
         """See `Strand.stage`. One strand alone may mask rows."""
-        staged = [masks for strand in self._strands if (masks := strand.stage(plan)) is not None]
+        staged = [masks for strand in self._staging if (masks := strand.stage(plan)) is not None]
         assert len(staged) <= 1, "masks of two strands"
         return staged[0] if staged else None
 
     def commit(self, sequence: Sequence, token_id: int) -> bool:
         """See `Strand.commit`."""
         complete = False
-        for strand in self._strands:
+        for strand in self._committing:
             complete |= strand.commit(sequence, token_id)
         return complete
 

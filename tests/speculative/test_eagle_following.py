@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from support.eagle_world import PROMPTS, World, comparison, make_head
 
 from plait.platform.core import AdapterUse, Speculation
@@ -80,12 +81,12 @@ def test_prefixes_are_told_apart_by_adapters(target, tmp_path):
     use = AdapterUse(generation="ab" * 32)
     request = replace(first.sequence.request, adapters=(use,))
     sequence = replace(first.sequence, seq_id=77, request=request)
-    span = replace(plan_of[1].spans[0], sequence=sequence)
+    span = structs.replace(plan_of[1].spans[0], sequence=sequence)
     assert not blocks.begin(span, is_wanted=True).is_followed
     plain = replace(first.sequence, seq_id=78)
     del blocks._states[77]
     assert span.start > 0
-    span = replace(span, start=4, num_tokens=4, sequence=plain)
+    span = structs.replace(span, start=4, num_tokens=4, sequence=plain)
     assert blocks.begin(span, is_wanted=True).is_followed
 
 
