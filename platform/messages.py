@@ -166,7 +166,7 @@ class Events(msgspec.Struct, tag="events"):
     """What one step made known."""
 
     events: list[Event]
-    stats: Stats
+    stats: Stats | None = None  # None: little has changed since they were last sent
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):

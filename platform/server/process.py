@@ -333,7 +333,7 @@ class ProcessClient:
             elif isinstance(message, AdapterLoaded | AdapterStates):
                 self._adapters.take(message)
             elif isinstance(message, Events):
-                self._stats = message.stats
+                self._stats = message.stats or self._stats
                 for event in message.events:
                     entry = self._requests.get(event.request_id)
                     if entry is not None:
