@@ -17,6 +17,7 @@ from plait.speculative.ledger import Ledger
 from plait.speculative.source import Draft
 
 PROBE_ROWS = 4
+_TIPPING = 1e-3  # of what a whole chain saves, between chains that are worth the same
 _FORGOTTEN = 1 / 32  # of the foreseen and taken seconds, by each step
 
 
@@ -114,6 +115,20 @@ class Economy:
         added = step.load.ladder(self.cost, num_rows + num)
         more_s = (added[num_rows + num] - added[num_rows] + draft_seconds(num)) / num
         return more_s / step.token_s / max(sum(chances) / num, 0.01)
+
+    def worth_s(self, survival: SequenceOf[float]) -> float:
+        """Seconds that a chain saves, verified as far as that pays; what holds behind tips scales.
+
+        A long chain of which only the first token is worth its row is worth no more than that.
+        """
+        step = self._step
+        best = saved = 0.0
+        for survives, added_s in zip(
+            survival, step.load.ladder(self.cost, len(survival))[1:], strict=True
+        ):
+            saved += survives * step.token_s
+            best = max(best, saved - added_s)
+        return best + _TIPPING * saved
 
     def taken(self, source: str) -> None:
         """Drafts of a source are verified that `choose` was not asked for."""

@@ -32,7 +32,7 @@ SMALL_LAG = 32
 MAX_EXTRA = 3
 
 Chain = tuple["Draft", ...]
-Promise = Callable[["Whose", Chain], float]  # tokens that drafts are expected to bring
+Promise = Callable[["Whose", Chain], float]  # seconds that drafts are expected to save
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +120,12 @@ class ModelDrafts:
                 chains[rival.place] = (*rival.forced, draft)
 
     def _may_better(self, rival: Rival, promise: Promise) -> bool:
-        """Whether its drafts may hold for longer than what text suggests."""
+        """Whether its drafts may save more than what text suggests."""
         if not rival.text or self._knows_first(rival):
             return True
-        expected = self._economy.acceptance.expected
-        promised = sum(expected(rival.whose, self._source.name, rival.want.limit))
-        return promised > promise(rival.whose, rival.text)
+        acceptance, name = self._economy.acceptance, self._source.name
+        expected = acceptance.expected(rival.whose, name, rival.want.limit)
+        return self._economy.worth_s(expected) > promise(rival.whose, rival.text)
 
     def _knows_first(self, rival: Rival) -> bool:
         return self._head is not None and self._head.knows_first(rival.want.sequence)

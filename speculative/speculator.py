@@ -241,13 +241,13 @@ class Speculator(Strand):
         return draft
 
     def _promise(self, whose: Whose, chain: tuple[Draft, ...]) -> float:
-        """Tokens that drafts are expected to bring."""
-        promised, reached = 0.0, 1.0
+        """Seconds that drafts are expected to save."""
+        survival: list[float] = []
+        reached = 1.0
         for draft in chain:
-            survival = self._economy.acceptance.survival(whose, draft)
-            promised += reached * sum(survival)
-            reached *= survival[-1]
-        return promised
+            survival += [reached * s for s in self._economy.acceptance.survival(whose, draft)]
+            reached = survival[-1]
+        return self._economy.worth_s(survival) if survival else 0.0
 
     def _ask_model(
         self,
