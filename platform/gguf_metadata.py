@@ -62,7 +62,13 @@ class GgufReader:
         version, _, num_keys = self._unpack("I"), self._unpack("Q"), self._unpack("Q")
         if version not in (2, 3):
             raise ValueError(f"version {version} is not 2 or 3")
-        return {self._string(): self._value(self._unpack("I")) for _ in range(num_keys)}
+        found: dict[str, Any] = {}
+        for _ in range(num_keys):
+            key = self._string()
+            if key in found:
+                raise ValueError(f"the key '{key}' is there twice")
+            found[key] = self._value(self._unpack("I"))
+        return found
 
     def _unpack(self, code: str) -> Any:
         (value,) = struct.unpack_from("<" + code, self._data, self._at)

@@ -10,12 +10,16 @@ import torch
 from torch import Tensor
 
 from plait.platform.model.stored_weight import (
+    SCALES,
+    WORDS,
     Config,
     StoredWeight,
     affine,
     check_groups,
+    check_sizes,
+    matrix_of,
+    part_of,
     refuse,
-    shape_of,
     unpack_words,
 )
 from plait.platform.model.tensor_files import SafetensorsFiles
@@ -27,11 +31,15 @@ _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs each half byte
 
 def check_awq(config: Config) -> None:
     """Refuse settings that are not read."""
-    version = str(config.get("version", "gemm")).lower()
-    if version != "gemm" or config.get("backend", "autoawq") == "llm-awq":
+    keys = ("version", "format", "checkpoint_format")  # its writers have had several
+    versions = {str(config[key]).lower() for key in keys if config.get(key)} or {"gemm"}
+    if versions != {"gemm"} or config.get("backend", "autoawq") == "llm-awq":
+        version = " and ".join(sorted(versions))
         refuse(f"AWQ in the layout '{version}' of {config.get('backend', 'autoawq')}")
-    if config.get("bits", config.get("w_bit", 4)) != 4:
-        refuse(f"AWQ of {config.get('bits')} bits (4 are)")
+    bits = config.get("bits", config.get("w_bit", 4))
+    if bits != 4:
+        refuse(f"AWQ of {bits!r} bits (4 are)")
+    check_sizes(config, "group_size", "q_group_size")
 
 
 def find_awq(files: SafetensorsFiles, config: Config) -> dict[str, StoredWeight]:
@@ -47,10 +55,12 @@ def find_awq(files: SafetensorsFiles, config: Config) -> dict[str, StoredWeight]
 
 def _awq_weight(files: SafetensorsFiles, stem: str, group_size: int) -> StoredWeight:
     names = [f"{stem}.{part}" for part in ("qweight", "qzeros", "scales")]
-    num_inputs, num_words = shape_of(files, names[0])
-    shape_of(files, names[1])
+    num_inputs, num_words = matrix_of(files, names[0], WORDS)
     group = num_inputs if group_size == -1 else group_size
-    check_groups(stem, num_inputs, group, shape_of(files, names[2])[0])
+    num_groups, _ = matrix_of(files, names[2], SCALES)
+    check_groups(stem, num_inputs, group, num_groups)
+    part_of(files, names[1], WORDS, (num_groups, num_words))
+    part_of(files, names[2], SCALES, (num_groups, num_words * 8))
     back = torch.tensor(_AWQ_COLUMNS).argsort()
 
     def outputs(words: Tensor) -> Tensor:

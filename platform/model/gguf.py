@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH_NAMES, dequantize, get_tensor_name_map
+from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, dequantize, get_tensor_name_map
 from torch import Tensor
+from transformers import CONFIG_MAPPING
 from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
@@ -25,7 +26,7 @@ from plait.platform.errors import ModelUnsupported
 from plait.platform.model.gguf_blocks import BLOCK_TYPES, read_blocks
 from plait.platform.model.gguf_header import GgufTensor, read_header
 from plait.platform.model.tensor_files import Shape
-from plait.platform.model.weight_format import WeightFormat, at_rows, join
+from plait.platform.model.weight_format import WeightFormat, at_rows, check_finite, join
 from plait.platform.ops.quantized_weight import Quantized, Scales
 
 # GGUF architecture → transformers model type.
@@ -49,14 +50,27 @@ _MORE_FIELDS = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
+# Of those, the ones that no tensor's shape bears out.
+_UNSHAPED = ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 # Keys that say nothing the config needs, or nothing at the values checked below.
 _HARMLESS = frozenset(
     {"rope.dimension_count", "attention.value_length", "attention.causal", "vocab_size"}
-    | {"rope.scaling.attn_factor", "rope.scaling.finetuned"}
 )
+_NEEDED = ("context_length", "embedding_length", "block_count", "attention.head_count")
+_EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+_PLAIN = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3_text": 62}  # their number of layers, 27B each
 _VALUES_AT_ONCE = 2**20
 _ROPE_SCALING = "rope.scaling."
+_SCALING_KEYS = frozenset({"type", "factor", "original_context_length", "finetuned"})
+# What yarn's are called by transformers, and what others must be to change nothing.
+_YARN_FIELDS = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+_IDLE_SCALING = {
+    "attn_factor": (1.0,),
+    "yarn_attn_factor": (1.0,),
+    "yarn_ext_factor": (1.0, -1.0),
+    "yarn_log_multiplier": (0.0,),
+}
 _ROPE_FACTORS = "rope_freqs.weight"
 _FORMATS = {
     kind: WeightFormat(
@@ -99,11 +113,13 @@ def _fields(path: Path, model_type: str, own: Mapping[str, Any]) -> dict[str, An
     mapping: dict[str, str | None] = {**_MORE_FIELDS}
     theirs: Any = GGUF_CONFIG_MAPPING
     mapping.update(theirs[mapping_name])
+    _check_keys(path, own)
     config: dict[str, Any] = {"model_type": model_type}
     config.update(GGUF_CONFIG_DEFAULTS_MAPPING.get(mapping_name, {}))
     for key, value in own.items():
         field = mapping.get(key)
-        if field is not None:
+        if field is not None and not _is_idle_window(key, value, own):
+            _check_field(path, model_type, key, value, field)
             config[field] = value
         elif key == "rope.freq_base":  # a few mappings leave it out
             config["rope_theta"] = value
@@ -122,16 +138,72 @@ def _fields(path: Path, model_type: str, own: Mapping[str, Any]) -> dict[str, An
 
 
 def _rope_scaling(path: Path, own: Mapping[str, Any]) -> dict[str, Any] | None:
-    kind = own.get("rope.scaling.type", "none")
+    given = {
+        key.removeprefix(_ROPE_SCALING): value
+        for key, value in own.items()
+        if key.startswith(_ROPE_SCALING)
+    }
+    factor = given.get("factor", 0)
+    kind = given.get("type", "linear" if factor else "none")  # as llama.cpp takes it
+    if kind not in ("none", "linear", "yarn"):
+        raise ModelUnsupported(f"{path.name}: rope scaling '{kind}' is not served from GGUF")
+    fields = _YARN_FIELDS if kind == "yarn" else {}
+    for key, value in given.items():
+        if key not in _SCALING_KEYS and key not in fields and value not in _idle(key):
+            raise ModelUnsupported(
+                f"{path.name}: GGUF key '{_ROPE_SCALING}{key}' = {value} is not served"
+            )
     if kind == "none":
         return None
-    if kind not in ("linear", "yarn"):
-        raise ModelUnsupported(f"{path.name}: rope scaling '{kind}' is not served from GGUF")
-    scaling = {"rope_type": kind, "factor": own["rope.scaling.factor"]}
-    original = own.get("rope.scaling.original_context_length")
+    if not isinstance(factor, float | int) or not 0 < factor < math.inf:
+        raise ModelUnsupported(f"{path.name}: rope scaling '{kind}' has no factor ({factor!r})")
+    scaling = {"rope_type": kind, "factor": factor}
+    scaling |= {field: given[key] for key, field in fields.items() if key in given}
+    original = given.get("original_context_length")
     if kind == "yarn" and original:
         scaling["original_max_position_embeddings"] = original
     return scaling
+
+
+def _idle(key: str) -> tuple[float, ...]:
+    return _IDLE_SCALING.get(key, ())
+
+
+def _check_keys(path: Path, own: Mapping[str, Any]) -> None:
+    """What a model cannot do without must be there, and be no more than a number."""
+    missing = [key for key in _NEEDED if key not in own]
+    if not any(key in own for key in _EPSILONS):
+        missing.append(_EPSILONS[0])
+    if missing:
+        raise ModelUnsupported(
+            f"{path.name} lacks the GGUF keys {', '.join(missing)}; convert the model anew"
+        )
+    for key in _NEEDED:
+        if not isinstance(own[key], int) or own[key] < 1:
+            raise ModelUnsupported(f"{path.name}: GGUF key '{key}' = {own[key]!r} is not served")
+    if own.get("attention.causal", True) is not True:
+        raise ModelUnsupported(f"{path.name}: its attention is not causal (attention.causal)")
+
+
+def _is_idle_window(key: str, value: Any, own: Mapping[str, Any]) -> bool:
+    """Whether it is a window that no context outgrows."""
+    is_window = key == "attention.sliding_window" and isinstance(value, int)
+    return is_window and bool(value >= own["context_length"])
+
+
+def _check_field(path: Path, model_type: str, key: str, value: Any, field: str) -> None:
+    """A field that the family's class never looks at would be dropped without a word."""
+    if isinstance(value, list):
+        raise ModelUnsupported(f"{path.name}: '{key}' differs by layer; not served from GGUF")
+    if key not in _UNSHAPED:
+        return
+    defaults = CONFIG_MAPPING[model_type]()
+    is_off = key == "attention.sliding_window" and not getattr(defaults, "use_sliding_window", True)
+    if is_off or not hasattr(defaults, field):
+        raise ModelUnsupported(
+            f"{path.name}: GGUF key '{key}' = {value} has no effect in {model_type} models; its "
+            "safetensors checkpoint may be served"
+        )
 
 
 def _check_head_size(path: Path, config: dict[str, Any], own: Mapping[str, Any]) -> None:
@@ -203,6 +275,15 @@ class GgufFile:
         return frozenset(info.kind.name for info in self._infos.values())
 
     @property
+    def integers(self) -> frozenset[str]:
+        """Tensors that hold whole numbers, and so no weights."""
+        return frozenset(
+            name
+            for name, infos in self._parts.items()
+            if any(info.kind.name.startswith("I") and "Q" not in info.kind.name for info in infos)
+        )
+
+    @property
     def formats(self) -> Mapping[str, WeightFormat]:
         """Of what `read_quantized` gives."""
         return self._formats
@@ -210,7 +291,12 @@ class GgufFile:
     def _take_rope_factors(self) -> Tensor | None:
         """Llama 3 files carry their rope scaling as divisors of the inverse frequencies."""
         info = self._infos.pop(_ROPE_FACTORS, None)
-        return None if info is None else torch.from_numpy(self._numbers(info))
+        if info is None:
+            return None
+        factors = torch.from_numpy(self._numbers(info))
+        if factors.dim() != 1 or not bool((factors.isfinite() & (factors > 0)).all()):
+            raise ModelUnsupported(f"{_ROPE_FACTORS} holds no factors of frequencies")
+        return factors
 
     def _shape(self, model: Any, name: str) -> Shape:
         """What `read` will give: stored shapes, or the model's where parts are joined."""
@@ -236,7 +322,10 @@ class GgufFile:
 
     def read(self, name: str) -> Tensor:
         """One parameter in fp32, in transformers' order."""
-        return self._processed(name, [self._numbers(info) for info in self._parts[name]])
+        numbers = self._processed(name, [self._numbers(info) for info in self._parts[name]])
+        if any(info.kind not in _PLAIN for info in self._parts[name]):
+            check_finite(name, numbers)
+        return numbers
 
     def read_quantized(self, name: str) -> Quantized:
         """One parameter as its blocks have it, in transformers' order; name one of `formats`."""
@@ -251,6 +340,7 @@ class GgufFile:
             first += count
         order = self._processed(name, numbers).squeeze(-1)
         weight = join(weights) if len(weights) > 1 else weights[0]
+        check_finite(name, weight.scales, weight.mins)
         is_as_it_was = torch.equal(order, torch.arange(len(weight.codes)))
         return weight if is_as_it_was else at_rows(weight, order)
 

@@ -7,6 +7,7 @@ import math
 import mmap
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,21 @@ def _read_header(path: Path, size: int, mtime_ns: int) -> GgufHeader:
         raise ModelUnsupported(
             f"{path.name} is truncated: its tensors end at byte {end}, the file at {size}"
         )
+    _check_places(path, header.tensors)
     return header
+
+
+def _check_places(path: Path, tensors: tuple[GgufTensor, ...]) -> None:
+    """Every tensor has a name and bytes of its own."""
+    in_order = sorted(tensors, key=lambda tensor: (tensor.start, tensor.end))
+    for one, other in pairwise(in_order):
+        if other.start < one.end:
+            raise ModelUnsupported(
+                f"{path.name} is damaged: its tensors {one.name} and {other.name} overlap"
+            )
+    by_name = sorted(tensor.name for tensor in tensors)
+    for name in (one for one, other in pairwise(by_name) if one == other):
+        raise ModelUnsupported(f"{path.name} is damaged: it has two tensors named {name}")
 
 
 class _HeaderReader(GgufReader):
@@ -75,6 +90,11 @@ class _HeaderReader(GgufReader):
         (num_tensors,) = struct.unpack_from("<Q", self._data, 8)
         entries = [self._entry() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"general.alignment is {alignment!r}")
+        for name, _, _, offset in entries:
+            if offset % alignment:
+                raise ValueError(f"{name} begins at {offset}, no multiple of {alignment}")
         data_start = -(-self._at // alignment) * alignment
         tensors = tuple(
             GgufTensor(
@@ -92,6 +112,8 @@ class _HeaderReader(GgufReader):
         name = self._string()
         sizes = [self._unpack("Q") for _ in range(self._unpack("I"))]
         kind, offset = GGMLQuantizationType(self._unpack("I")), self._unpack("Q")
+        if not sizes or sizes[0] % GGML_QUANT_SIZES[kind][0]:
+            raise ValueError(f"{name} of shape {sizes[::-1]} is not whole {kind.name} blocks")
         return name, tuple(reversed(sizes)), kind, offset  # stored fastest first
 
 

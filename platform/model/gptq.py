@@ -7,14 +7,22 @@ usual one, stores zero points less one.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from plait.platform.errors import ModelUnsupported
 from plait.platform.model.stored_weight import (
+    SCALES,
+    WORDS,
     Config,
     StoredWeight,
     affine,
     check_groups,
+    check_sizes,
+    matrix_of,
+    part_of,
     refuse,
     shape_of,
     unpack_words,
@@ -26,11 +34,24 @@ from plait.platform.ops.quantized_weight import Quantized, Scales
 
 def check_gptq(config: Config) -> None:
     """Refuse settings that are not read."""
-    form = config.get("checkpoint_format", "gptq")
-    if form not in ("gptq", "gptq_v2"):
-        refuse(f"GPTQ in the format '{form}'")
+    forms = _forms(config)
+    if not forms <= {"gptq", "gptq_v2"} or len(forms) > 1:
+        refuse(f"GPTQ in the format '{' and '.join(sorted(forms))}'")
     if config.get("bits") not in (4, 8):
-        refuse(f"GPTQ of {config.get('bits')} bits (4 and 8 are)")
+        refuse(f"GPTQ of {config.get('bits')!r} bits (4 and 8 are)")
+    words = str(config.get("pack_dtype") or "int32").removeprefix("torch.")
+    if words != "int32":
+        refuse(f"GPTQ packed into {words} (int32 is)")
+    meta = config.get("meta")
+    if config.get("rotation") or (isinstance(meta, dict) and meta.get("rotation")):
+        refuse("GPTQ of rotated weights")
+    check_sizes(config, "group_size")
+
+
+def _forms(config: Config) -> set[str]:
+    """All that the config says the layout is; its writers have had three keys for that."""
+    found = {str(config[key]) for key in ("checkpoint_format", "format") if config.get(key)}
+    return found | {"marlin"} if config.get("is_marlin_format") else found or {"gptq"}
 
 
 def find_gptq(files: SafetensorsFiles, config: Config) -> dict[str, StoredWeight]:
@@ -46,17 +67,33 @@ def find_gptq(files: SafetensorsFiles, config: Config) -> dict[str, StoredWeight
 def _gptq_weight(files: SafetensorsFiles, config: Config, stem: str) -> StoredWeight:
     names = {part: f"{stem}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx")}
     names = {part: name for part, name in names.items() if name in files.shapes}
-    num_words, num_outputs = shape_of(files, names["qweight"])
-    num_inputs = shape_of(files, names["g_idx"])[0] if "g_idx" in names else 0
-    bits = num_words * 32 // num_inputs if num_inputs else int(config["bits"])
-    num_inputs = num_inputs or num_words * 32 // bits
-    if bits not in (4, 8):
-        refuse(f"GPTQ of {bits} bits at {stem}")
-    num_groups = shape_of(files, f"{stem}.scales")[0]
-    shape_of(files, f"{stem}.qzeros")
-    group = num_inputs if num_groups == 1 else int(config["group_size"])
+    num_words, num_outputs = matrix_of(files, f"{stem}.qweight", WORDS)
+    bits = int(config["bits"])
+    if "g_idx" in names:
+        num_inputs = math.prod(shape_of(files, names["g_idx"]))
+        part_of(files, names["g_idx"], ("I32", "I64"), (num_inputs,))
+        if config.get("dynamic") and num_inputs:  # sizes of their own for some layers
+            bits = num_words * 32 // num_inputs
+        if bits not in (4, 8) or num_words * 32 != num_inputs * bits:
+            raise ModelUnsupported(
+                f"{stem} has {num_words} words for {num_inputs} inputs, which are not of {bits} "
+                "bits as its quantization_config has it (4 and 8 are served)"
+            )
+    else:
+        num_inputs = num_words * 32 // bits
+        if config.get("desc_act"):
+            raise ModelUnsupported(
+                f"{stem}.g_idx is missing, which says in what order the inputs are (desc_act)"
+            )
+    group = int(config.get("group_size", 128))
+    group = num_inputs if group == -1 else group
+    num_groups, _ = matrix_of(files, f"{stem}.scales", SCALES)
     check_groups(stem, num_inputs, group, num_groups)
-    offset = 1 if config.get("checkpoint_format", "gptq") == "gptq" else 0
+    part_of(files, f"{stem}.scales", SCALES, (num_groups, num_outputs))
+    part_of(files, f"{stem}.qzeros", WORDS, (num_groups, -(-num_outputs * bits // 32)))
+    offset = 1 if _forms(config) == {"gptq"} else 0
+    if "g_idx" in names:
+        _check_order(stem, files.read(names["g_idx"]), num_groups)
 
     def read() -> Quantized:
         codes = unpack_words(files.read(names["qweight"]), bits, 0).T
@@ -86,6 +123,11 @@ def _gptq_weight(files: SafetensorsFiles, config: Config, stem: str) -> StoredWe
             "expand its weights first"
         ),
     )  # fmt: skip
+
+
+def _check_order(stem: str, group_of: Tensor, num_groups: int) -> None:
+    if len(group_of) and not 0 <= int(group_of.min()) <= int(group_of.max()) < num_groups:
+        raise ModelUnsupported(f"{stem}.g_idx names groups beyond the {num_groups} that there are")
 
 
 def _is_ordered(group_of: Tensor, group: int) -> bool:

@@ -17,8 +17,8 @@ from plait.platform.model.awq import check_awq, find_awq
 from plait.platform.model.compressed_tensors import check_compressed, find_compressed
 from plait.platform.model.gptq import check_gptq, find_gptq
 from plait.platform.model.stored_weight import Config, StoredWeight
-from plait.platform.model.tensor_files import SafetensorsFiles, Shape
-from plait.platform.model.weight_format import WeightFormat
+from plait.platform.model.tensor_files import SafetensorsFiles, Shape, some
+from plait.platform.model.weight_format import WeightFormat, check_finite
 from plait.platform.ops.quantized_weight import Quantized
 
 
@@ -29,6 +29,12 @@ class QuantizedFiles:
         self._files = files
         self._stored = stored
         parts = {part for weight in stored.values() for part in weight.parts}
+        twice = sorted((stored.keys() & files.shapes.keys()) - parts)
+        if twice:
+            raise ModelUnsupported(
+                f"the checkpoint has {some(twice)} both quantised and as plain tensors; which is "
+                "meant nobody can tell: remove one of them"
+            )
         self._shapes = {name: s for name, s in files.shapes.items() if name not in parts}
         self._shapes |= {name: weight.shape for name, weight in stored.items()}
         usable = {name: weight for name, weight in stored.items() if not weight.why_not}
@@ -46,18 +52,25 @@ class QuantizedFiles:
         return self._files.dtypes
 
     @property
+    def integers(self) -> frozenset[str]:
+        """Plain tensors of whole numbers."""
+        return self._files.integers - self._stored.keys()
+
+    @property
     def formats(self) -> Mapping[str, WeightFormat]:
         """Of what `read_quantized` gives."""
         return self._formats
 
     def read(self, name: str) -> Tensor:
         """One tensor, expanded to fp32 where it is quantised."""
-        stored = self._stored.get(name)
-        return self._files.read(name) if stored is None else stored.read().unpack()
+        is_stored = name in self._stored
+        return self.read_quantized(name).unpack() if is_stored else self._files.read(name)
 
     def read_quantized(self, name: str) -> Quantized:
         """One weight as its codes."""
-        return self._stored[name].read()
+        weight = self._stored[name].read()
+        check_finite(name, weight.scales, weight.mins)
+        return weight
 
 
 def open_quantized(files: SafetensorsFiles, config: Config) -> QuantizedFiles:

@@ -96,6 +96,11 @@ def divide_frequencies(model: nn.Module, factors: Tensor) -> None:
     for module in model.modules():
         frequencies = getattr(module, "inv_freq", None)
         if isinstance(frequencies, Tensor):
+            if frequencies.shape != factors.shape:
+                raise ModelUnsupported(
+                    f"the GGUF file has {factors.numel()} rope factors for "
+                    f"{frequencies.numel()} frequencies"
+                )
             with torch.no_grad():
                 frequencies.div_(factors.to(frequencies.dtype))
 

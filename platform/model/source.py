@@ -125,6 +125,8 @@ def _quantization(raw: dict[str, Any]) -> dict[str, Any] | None:
     )
     if not found:
         return None
+    if not isinstance(found, dict):
+        raise ModelUnsupported(f"quantization_config is no mapping but {found!r:.40}")
     check_method(found)
     return dict(found)
 

@@ -10,11 +10,15 @@ import torch
 from torch import Tensor
 
 from plait.platform.errors import ModelUnsupported
-from plait.platform.model.tensor_files import Shape, TensorSource
+from plait.platform.model.tensor_files import SafetensorsFiles, Shape
 from plait.platform.model.weight_format import WeightFormat
 from plait.platform.ops.quantized_weight import Quantized
 
 Config = Mapping[str, Any]  # quantization_config of config.json
+
+# What a part may be stored as, in safetensors' words.
+WORDS = ("I32",)
+SCALES = ("F16", "BF16", "F32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,7 @@ def affine(codes: Tensor, bits: int, group: int, scales: Tensor, zeros: Tensor) 
 
 def check_groups(stem: str, num_inputs: int, group: int, num_groups: int) -> None:
     """Refuse groups that kernels cannot read, or that are not as many as there are scales."""
-    if group % 16 and group < num_inputs:
+    if group < 1 or (group % 16 and group < num_inputs):
         refuse(f"groups of {group} inputs at {stem} (multiples of 16 are)")
     if -(-num_inputs // group) != num_groups:
         raise ModelUnsupported(
@@ -62,7 +66,43 @@ def check_groups(stem: str, num_inputs: int, group: int, num_groups: int) -> Non
         )
 
 
-def shape_of(files: TensorSource, name: str) -> Shape:
+def check_sizes(config: Config, *keys: str) -> None:
+    """Refuse settings that are no whole numbers."""
+    for key in keys:
+        value = config.get(key, 0)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ModelUnsupported(
+                f"quantization_config has {key} = {value!r}, which is no whole number"
+            )
+
+
+def matrix_of(files: SafetensorsFiles, name: str, kinds: tuple[str, ...]) -> tuple[int, int]:
+    """Shape of a matrix that a quantised layer must have."""
+    shape = part_of(files, name, kinds)
+    if len(shape) != 2:
+        raise ModelUnsupported(f"{name} of a quantised layer is no matrix: {list(shape)}")
+    return shape[0], shape[1]
+
+
+def part_of(
+    files: SafetensorsFiles, name: str, kinds: tuple[str, ...], shape: Shape | None = None
+) -> Shape:
+    """Shape of a tensor that a quantised layer must have; `shape` is what its others ask for."""
+    found = shape_of(files, name)
+    if files.kinds[name] not in kinds:
+        raise ModelUnsupported(
+            f"{name} of a quantised layer is stored as {files.kinds[name]}, and only "
+            f"{', '.join(kinds)} is read; use another version of the checkpoint"
+        )
+    if shape is not None and found != shape:
+        raise ModelUnsupported(
+            f"{name} has shape {list(found)}, but the layer's other tensors and the "
+            f"quantization_config ask for {list(shape)}"
+        )
+    return found
+
+
+def shape_of(files: SafetensorsFiles, name: str) -> Shape:
     """Shape of a tensor that a quantised layer must have."""
     shape = files.shapes.get(name)
     if shape is None:

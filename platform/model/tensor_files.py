@@ -29,6 +29,10 @@ class TensorSource(Protocol):
         """How they are stored: safetensors' names of dtypes, or GGUF's of types."""
 
     @property
+    def integers(self) -> frozenset[str]:
+        """Tensors that hold whole numbers, and so no weights."""
+
+    @property
     def formats(self) -> Mapping[str, WeightFormat]:
         """Of the tensors that `read_quantized` gives."""
 
@@ -45,7 +49,7 @@ class SafetensorsFiles:
     def __init__(self, directory: Path) -> None:
         self._files: dict[str, Any] = {}
         self._shapes: dict[str, Shape] = {}
-        dtypes: set[str] = set()
+        self._kinds: dict[str, str] = {}
         for path in safetensors_paths(directory):
             try:
                 file = safe_open(path, framework="pt")
@@ -54,11 +58,15 @@ class SafetensorsFiles:
                     f"{path.name} cannot be read ({error}): the file is truncated or damaged"
                 ) from error
             for name in file.keys():  # noqa: SIM118 - not a mapping
+                if name in self._shapes:
+                    raise ModelUnsupported(
+                        f"{name} is in two files, {path.name} is one: which is meant nobody can "
+                        "tell; remove the files that do not belong to this checkpoint"
+                    )
                 header = file.get_slice(name)
                 self._shapes[name] = tuple(header.get_shape())
-                dtypes.add(header.get_dtype())
+                self._kinds[name] = header.get_dtype()
                 self._files[name] = file
-        self._dtypes = frozenset(dtypes)
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
@@ -68,7 +76,17 @@ class SafetensorsFiles:
     @property
     def dtypes(self) -> frozenset[str]:
         """From the files' headers."""
-        return self._dtypes
+        return frozenset(self._kinds.values())
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """How each tensor is stored, in safetensors' words."""
+        return self._kinds
+
+    @property
+    def integers(self) -> frozenset[str]:
+        """From the files' headers."""
+        return frozenset(n for n, kind in self._kinds.items() if kind.startswith(("I", "U", "BO")))
 
     @property
     def formats(self) -> Mapping[str, WeightFormat]:

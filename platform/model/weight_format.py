@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from plait.platform.errors import ModelUnsupported
 from plait.platform.ops.quantized_weight import Activations, PackedQuantized, Quantized, Scales
 
 
@@ -45,6 +46,15 @@ class WeightFormat:
 
 INT8 = WeightFormat(name="int8", bits=8, group=0, has_minimums=False, scales=Scales.FLOAT16)
 INT4 = WeightFormat(name="int4", bits=4, group=32, has_minimums=True, scales=Scales.FLOAT16)
+
+
+def check_finite(name: str, *parts: Tensor) -> None:
+    """Refuse scales that are no numbers: every answer would be nothing but NaN."""
+    if not all(bool(part.isfinite().all()) for part in parts):
+        raise ModelUnsupported(
+            f"{name} has scales that are not finite: the file is damaged, or its quantisation "
+            "went wrong; use another version of the checkpoint"
+        )
 
 
 def join(weights: list[Quantized]) -> Quantized:

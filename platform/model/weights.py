@@ -84,6 +84,7 @@ def plan_load(model: Any, source: TensorSource, *, convert: bool) -> LoadPlan:
             f"{some(sorted(missing, key=dot_natural_key))}"
         )
     _check_shapes(steps, source, expected)
+    _refuse_integers(steps, source, model)
     return LoadPlan(tuple(steps), tied, _formats(steps, source, expected))
 
 
@@ -210,6 +211,23 @@ def _check_shapes(
         shape = source.shapes[step.sources[0]]
         if shape != expected[step.first_target]:
             _refuse_shape(step.sources[0], shape, expected[step.first_target])
+
+
+def _refuse_integers(steps: Iterable[LoadStep], source: TensorSource, model: Any) -> None:
+    """Codes whose scales are missing would else be taken for the weights."""
+    floating = {name for name, t in model.state_dict().items() if t.is_floating_point()}
+    wrong = [
+        name
+        for step in steps
+        if step.first_target in floating
+        for name in step.sources
+        if name in source.integers
+    ]
+    if wrong:
+        raise ModelUnsupported(
+            f"{some(wrong)} hold whole numbers where weights belong: codes of a quantised "
+            "checkpoint whose scales or quantization_config are missing; use one that is complete"
+        )
 
 
 def _refuse_shape(name: str, shape: Shape, wanted: Shape) -> None:

@@ -16,6 +16,7 @@ from plait.platform.demo.embedded import model_path
 from plait.platform.errors import ConfigError, ModelUnsupported
 from plait.platform.model import check_model, load_model
 from plait.platform.model.gguf import GgufFile, read_gguf_config
+from plait.platform.model.gguf_header import read_header
 
 Q = gguf.GGMLQuantizationType
 ARCHITECTURES = {
@@ -113,7 +114,8 @@ def write_gguf(path: Path, family, model, kind=Q.F32, extra=None, kinds=None):
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     writer.add_eos_token_id(EOS_TOKEN_ID)
     for key, value in (extra or {}).items():
-        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        adders = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32}
+        add = adders.get(type(value), writer.add_float32)
         add(key.format(arch=name), value)
     table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     tied = config.tie_word_embeddings
@@ -290,11 +292,34 @@ def test_llama3_rope_factors_are_applied(tmp_path):
     check_same(write_gguf(tmp_path / "m.gguf", "llama", WithFactors), model)
 
 
+def test_yarn_has_the_ramp_that_its_keys_say(tmp_path):
+    rope = {"rope_type": "yarn", "rope_theta": 20000.0, "factor": 4.0, "beta_fast": 4.0}
+    rope |= {"original_max_position_embeddings": 64, "beta_slow": 2.0}
+    model = make_model("llama", rope_parameters=rope)
+    extra = {
+        "{arch}.rope.scaling.type": "yarn",
+        "{arch}.rope.scaling.factor": 4.0,
+        "{arch}.rope.scaling.original_context_length": 64,
+        "{arch}.rope.scaling.yarn_beta_fast": 4.0,
+        "{arch}.rope.scaling.yarn_beta_slow": 2.0,
+        "{arch}.rope.scaling.attn_factor": 1.0,
+        "{arch}.attention.sliding_window": 512,  # the whole context
+    }
+    check_same(write_gguf(tmp_path / "m.gguf", "llama", model, extra=extra), model)
+
+
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
         ({"{arch}.attention.temperature_length": 1.0}, "attention.temperature_length"),
         ({"{arch}.rope.scaling.type": "longrope"}, "longrope"),
+        ({"{arch}.rope.scaling.type": "linear"}, "'linear' has no factor"),
+        ({"{arch}.rope.scaling.attn_factor": 2.0}, "rope.scaling.attn_factor' = 2.0"),
+        ({"{arch}.rope.scaling.alpha": 4.0}, "rope.scaling.alpha"),
+        ({"{arch}.rope.scaling.yarn_beta_fast": 8.0}, "yarn_beta_fast"),
+        ({"{arch}.attention.causal": False}, "not causal"),
+        ({"{arch}.attention.sliding_window": 64}, "sliding_window' = 64 has no effect in llama"),
+        ({"{arch}.final_logit_softcapping": 5.0}, "final_logit_softcapping"),
     ],
 )
 def test_keys_that_are_not_understood_are_refused(extra, words, tmp_path):
@@ -316,6 +341,78 @@ def test_damaged_files_and_other_architectures_are_refused(tmp_path):
     assert "truncated" in check_model(Options(model=str(path))).reason
     path.write_bytes(b"JPEG" + whole[4:])
     assert "no readable GGUF" in check_model(Options(model=str(path))).reason
+
+
+def entry(name):
+    """A name as the tensor table and the metadata have it."""
+    return len(name).to_bytes(8, "little") + name.encode()
+
+
+def moved(data, name, by):
+    """The file with a matrix's place in it moved."""
+    at = data.index(entry(name)) + 8 + len(name) + 4 + 16 + 4
+    offset = int.from_bytes(data[at : at + 8], "little") + by
+    return data[:at] + offset.to_bytes(8, "little") + data[at + 8 :]
+
+
+UP, KEY, VALUE = "blk.0.ffn_up.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight"
+DAMAGES = {
+    "overlapping": (lambda data: moved(data, UP, -64), "overlap"),
+    "off its place": (lambda data: moved(data, UP, -4), "no multiple of 32"),
+    "named twice": (lambda data: data.replace(entry(VALUE), entry(KEY)), "two tensors named"),
+    "without epsilon": (
+        lambda data: data.replace(
+            b"llama.attention.layer_norm_rms", b"other.attention.layer_norm_rms"
+        ),
+        "lacks the GGUF keys attention.layer_norm_rms_epsilon",
+    ),
+    "a key twice": (
+        lambda data: data.replace(b"llama.feed_forward_length", b"llama.embedding_length").replace(
+            (25).to_bytes(8, "little") + b"llama.emb", (22).to_bytes(8, "little") + b"llama.emb"
+        ),
+        "'llama.embedding_length' is there twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_header_that_contradicts_itself_is_refused(name, tmp_path):
+    damage, words = DAMAGES[name]
+    model = make_model("llama", rope_parameters=DEFAULT_ROPE, num_hidden_layers=1)
+    path = write_gguf(tmp_path / "m.gguf", "llama", model)
+    path.write_bytes(damage(path.read_bytes()))
+    report = check_model(Options(model=str(path)))
+    assert not report.servable
+    assert words in report.reason
+
+
+@pytest.mark.parametrize("factors", [torch.ones(3), torch.ones(1), torch.full((8,), torch.nan)])
+def test_rope_factors_that_do_not_fit_are_refused(factors, tmp_path):
+    model = make_model("llama", rope_parameters=DEFAULT_ROPE, num_hidden_layers=1)
+
+    class WithFactors:
+        config = model.config
+
+        @staticmethod
+        def state_dict():
+            return {**model.state_dict(), "rope_freqs.weight": factors}
+
+    path = write_gguf(tmp_path / "m.gguf", "llama", WithFactors)
+    with pytest.raises(ModelUnsupported, match="factors"):
+        load_model(Options(model=str(path)))
+
+
+@pytest.mark.parametrize("quantization", ["auto", "none"])
+@pytest.mark.parametrize("kind", [Q.Q4_0, Q.Q8_0], ids=lambda kind: kind.name)
+def test_blocks_whose_scale_is_no_number_are_refused(kind, quantization, tmp_path):
+    model = make_model("llama", rope_parameters=DEFAULT_ROPE, num_hidden_layers=1)
+    path = write_gguf(tmp_path / "m.gguf", "llama", model, kind)
+    (start,) = (t.start for t in read_header(path).tensors if t.name == VALUE)
+    data = bytearray(path.read_bytes())
+    data[start : start + 2] = np.float16(np.nan).tobytes()
+    path.write_bytes(data)
+    with pytest.raises(ModelUnsupported, match=r"v_proj.weight has scales that are not finite"):
+        load_model(Options(model=str(path), quantization=quantization))
 
 
 @pytest.mark.skipif(

@@ -172,6 +172,25 @@ def test_missing_and_truncated_files_are_named(tmp_path):
         load(directory)
 
 
+def test_a_tensor_in_two_shards_is_refused(tmp_path):
+    directory = make_checkpoint("llama", tmp_path, max_shard_size="100KB")
+    first, second = sorted(directory.glob("model-*.safetensors"))[:2]
+    tensors, others = load_file(first), load_file(second)
+    name = next(iter(tensors))
+    save_file({**others, name: 2 * tensors[name]}, second, metadata={"format": "pt"})
+    with pytest.raises(ModelUnsupported, match=f"{re.escape(name)} is in two files"):
+        load(directory)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool])
+def test_whole_numbers_are_no_weights(dtype, tmp_path):
+    directory = make_checkpoint("llama", tmp_path, num_hidden_layers=1)
+    name = "model.layers.0.mlp.up_proj.weight"
+    edit_tensors(directory, lambda t: t.update({name: (50 * t[name]).to(dtype)}))
+    with pytest.raises(ModelUnsupported, match=f"{re.escape(name)} hold whole numbers"):
+        load(directory)
+
+
 def test_pickles_are_refused(tmp_path):
     directory = make_checkpoint("llama", tmp_path)
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")

@@ -96,7 +96,26 @@ def test_shuffled_groups_are_refused_until_they_are_expanded(tmp_path):
         ({"quant_method": "mxfp4"}, "mxfp4.*--quantization int8"),
         ({**gptq().config, "bits": 3}, "GPTQ of 3 bits"),
         ({**gptq().config, "checkpoint_format": "marlin"}, "GPTQ in the format 'marlin'"),
+        ({**gptq().config, "checkpoint_format": None, "format": "marlin"}, "format 'marlin'"),
+        ({**gptq().config, "is_marlin_format": True}, "GPTQ in the format 'gptq and marlin'"),
+        ({**gptq().config, "format": "gptq_v2"}, "GPTQ in the format 'gptq and gptq_v2'"),
+        ({**gptq().config, "pack_dtype": "int16"}, "GPTQ packed into int16"),
+        ({**gptq().config, "rotation": "hadamard"}, "rotated weights"),
+        ({**gptq().config, "group_size": "32"}, "group_size = '32'"),
         ({**awq().config, "version": "gemv"}, "AWQ in the layout 'gemv'"),
+        (
+            {**awq().config, "version": None, "checkpoint_format": "gemv"},
+            "AWQ in the layout 'gemv'",
+        ),
+        (
+            {**compressed(form="pack-quantized").config, "config_groups": {"W8A8": ["Linear"]}},
+            "preset 'W8A8'",
+        ),
+        (
+            {**compressed(form="pack-quantized").config, "config_groups": {}},
+            "without config_groups",
+        ),
+        (["gptq"], "no mapping"),
         (
             {**compressed(form="pack-quantized").config, "format": "float-quantized"},
             "format 'float-quantized'",
@@ -124,6 +143,107 @@ def test_what_is_not_read_is_refused_by_name(config, words, tmp_path, checkpoint
     with pytest.raises(ModelUnsupported, match=words):
         load(tmp_path)
     assert not check_model(Options(model=str(tmp_path))).servable
+
+
+LAYER = "model.layers.0.self_attn.q_proj."
+W4A16, W8A8 = compressed(form="pack-quantized"), compressed(form="int-quantized", bits=8, group=-1)
+ZEROS = compressed(form="pack-quantized", is_symmetric=False)
+
+
+def not_finite(scales):
+    scales.view(-1)[3] = torch.nan
+    return scales
+
+
+FAULTS = {
+    "words of 16 bits": (gptq(), "qweight", lambda x: x.view(torch.int16), "stored as I16"),
+    "words of one half": (gptq(), "qweight", lambda x: x[::2].contiguous(), "not of 4 bits"),
+    "groups beyond the last": (gptq(), "g_idx", lambda x: x + 1, "groups beyond"),
+    "groups before the first": (gptq(), "g_idx", lambda x: x - 1, "groups beyond"),
+    "scales of too few outputs": (gptq(), "scales", lambda x: x[:, 1:], "ask for"),
+    "scales of whole numbers": (gptq(), "scales", lambda x: x.int(), "stored as I32"),
+    "one row of zero points": (gptq(), "qzeros", lambda x: x[:1], "ask for"),
+    "gptq scales not finite": (gptq(), "scales", not_finite, "not finite"),
+    "awq scales not finite": (awq(), "scales", not_finite, "not finite"),
+    "awq words of 64 bits": (awq(), "qweight", lambda x: x.long(), "stored as I64"),
+    "awq zero points of few": (awq(), "qzeros", lambda x: x[:, 1:], "ask for"),
+    "W4A16 scales not finite": (W4A16, "weight_scale", not_finite, "not finite"),
+    "W4A16 scales of few": (W4A16, "weight_scale", lambda x: x[1:], "for 64 outputs"),
+    "W4A16 scales for all": (W4A16, "weight_scale", lambda x: x[:1], "for 64 outputs"),
+    "W4A16 of another shape": (W4A16, "weight_shape", lambda x: x + 1, "do not hold"),
+    "W4A16 without zeros": (ZEROS, "weight_zero_point", None, "missing.*not symmetric"),
+    "W4A16 with few zeros": (ZEROS, "weight_zero_point", lambda x: x[1:], "ask for"),
+    "W8A8 without scales": (W8A8, "weight_scale", None, "whole numbers where weights belong"),
+    "W8A8 without signs": (W8A8, "weight", lambda x: x.view(torch.uint8), "stored as U8"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_parts_that_do_not_fit_each_other_are_refused(name, tmp_path):
+    kind, part, change, words = FAULTS[name]
+    packed, _ = write_pair(kind, "llama", tmp_path, num_hidden_layers=1)
+    tensors = load_file(packed / "model.safetensors")
+    found = tensors.pop(LAYER + part)
+    if change is not None:
+        tensors[LAYER + part] = change(found).contiguous()
+    save_file(tensors, packed / "model.safetensors")
+    for quantization in ("auto", "none"):
+        with pytest.raises(ModelUnsupported, match=words):
+            load(packed, quantization=quantization)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        (gptq(), {"bits": 8}, "not of 8 bits"),
+        (gptq(group=-1), {"group_size": 32}, "1 scales for 96 inputs in groups of 32"),
+        (gptq(), {"group_size": 0}, "groups of 0 inputs"),
+        (W4A16, {"config_groups": compressed(form="pack-quantized", group=64).config
+            ["config_groups"]}, "has groups of 64"),
+        (W4A16, {"config_groups": compressed(form="pack-quantized", bits=8).config
+            ["config_groups"]}, "do not hold"),
+    ],
+)  # fmt: skip
+def test_a_config_that_its_tensors_contradict_is_refused(kind, changes, words, tmp_path):
+    packed, _ = write_pair(kind, "llama", tmp_path, num_hidden_layers=1)
+    rewrite_config(packed, quantization_config={**kind.config, **changes})
+    with pytest.raises(ModelUnsupported, match=words):
+        load(packed, quantization="none")
+
+
+def test_layers_of_several_schemes_are_each_read_by_theirs(tmp_path):
+    packed, plain = write_pair(W4A16, "llama", tmp_path)
+    other = compressed(form="pack-quantized", bits=8, group=-1)
+    eight, eight_plain = write_pair(other, "llama", tmp_path / "eight")
+    for goal, source in ((packed, eight), (plain, eight_plain)):
+        tensors, more = (load_file(path / "model.safetensors") for path in (goal, source))
+        tensors |= {name: t for name, t in more.items() if "v_proj" in name or "down" in name}
+        save_file(tensors, goal / "model.safetensors", metadata={"format": "pt"})
+    groups = {
+        "four": W4A16.config["config_groups"]["group_0"],
+        "eight": other.config["config_groups"]["group_0"],
+    }
+    rewrite_config(packed, quantization_config={**W4A16.config, "config_groups": groups})
+    loaded = load(packed)
+    torch.testing.assert_close(logprobs(loaded), wanted_logprobs(plain), rtol=0, atol=1e-4)
+    assert {"compressed int4", "compressed int8"} < dict(loaded.info.weight_formats).keys()
+
+
+def test_version_two_is_known_by_either_key(tmp_path):
+    kind = gptq(form="gptq_v2", is_symmetric=False)
+    packed, plain = write_pair(kind, "llama", tmp_path)
+    config = {k: v for k, v in kind.config.items() if k != "checkpoint_format"}
+    rewrite_config(packed, quantization_config={**config, "format": "gptq_v2"})
+    torch.testing.assert_close(logprobs(load(packed)), wanted_logprobs(plain), rtol=0, atol=1e-4)
+
+
+def test_a_weight_that_is_there_in_both_forms_is_refused(tmp_path):
+    packed, plain = write_pair(gptq(), "llama", tmp_path, num_hidden_layers=1)
+    tensors = load_file(packed / "model.safetensors")
+    tensors[LAYER + "weight"] = load_file(plain / "model.safetensors")[LAYER + "weight"]
+    save_file(tensors, packed / "model.safetensors")
+    with pytest.raises(ModelUnsupported, match="both quantised and as plain"):
+        load(packed)
 
 
 def test_scales_that_do_not_fit_the_groups_are_refused(tmp_path):
