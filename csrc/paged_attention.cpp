@@ -1,7 +1,6 @@
 #include "paged_attention.h"
 
 #include <algorithm>
-#include <atomic>
 #include <vector>
 
 #include "paged_attention_kernel.h"
@@ -12,14 +11,13 @@ namespace {
 
 thread_local ThreadScratch thread_scratch;
 
-struct Work {
-  std::vector<AttentionItem> items;
-  double multiply_adds = 0;  // about
-};
+thread_local std::vector<AttentionItem> thread_items;  // of this thread's call
 
 // Cuts the spans into items; those of one sequence and its heads stand together, as their pages do.
-Work cut(const AttentionProblem& p) {
-  Work work;
+// Returns about how many multiply-adds they are.
+double cut(const AttentionProblem& p, std::vector<AttentionItem>& items) {
+  items.clear();
+  double multiply_adds = 0;
   const int64_t group = p.num_heads / p.num_kv_heads;
   const int64_t tile_tokens = std::max<int64_t>(1, kTileRows / group);
   for (int64_t s = 0; s < p.num_spans; ++s) {
@@ -31,17 +29,22 @@ Work cut(const AttentionProblem& p) {
       item.num_tokens = static_cast<int32_t>(std::min(tile_tokens, tokens - first));
       for (int64_t head = 0; head < p.num_kv_heads; ++head) {
         item.kv_head = static_cast<int32_t>(head);
-        work.items.push_back(item);
+        items.push_back(item);
       }
     }
     const int64_t keys = p.window == 0 ? p.seq_lens[s] : std::min<int64_t>(p.seq_lens[s], p.window);
-    work.multiply_adds +=
+    multiply_adds +=
         2.0 * static_cast<double>(tokens * p.num_heads) * static_cast<double>(keys * p.head_size);
   }
-  return work;
+  return multiply_adds;
 }
 
 }  // namespace
+
+const AttentionItem* AttentionQueue::take() {
+  const size_t i = next_++;
+  return i < count_ ? items_ + i : nullptr;
+}
 
 AttentionKernels attention_kernels_plain() {
   return make_attention_kernels<PlainVec, PlainTranspose>();
@@ -73,23 +76,21 @@ size_t attention_scratch_floats(const AttentionProblem& p) {
 
 void paged_attention(const AttentionProblem& problem, CpuIsa isa, int64_t num_threads,
                      const RunWorkers& run_workers, double grain) {
-  const Work work = cut(problem);
-  if (work.items.empty()) return;
+  std::vector<AttentionItem>& items = thread_items;
+  const double multiply_adds = cut(problem, items);
+  if (items.empty()) return;
   const AttentionKernels kernels = attention_kernels(isa);
   const AttentionKernel kernel = problem.is_bf16 ? kernels.bfloat16 : kernels.float32;
   const size_t scratch_floats = attention_scratch_floats(problem);
 
-  // Workers take items one by one: causal items differ in size, and cores in speed.
-  std::atomic<size_t> next{0};
+  // Items are taken one by one: causal ones differ in size, and cores in speed.
+  AttentionQueue queue(items.data(), items.size());
   const auto worker = [&](int64_t) {
-    float* const scratch = thread_scratch.at_least(scratch_floats);
-    for (size_t i = next++; i < work.items.size(); i = next++) {
-      kernel(problem, work.items[i], scratch);
-    }
+    kernel(problem, queue, thread_scratch.at_least(scratch_floats));
   };
-  const auto worth = static_cast<int64_t>(work.multiply_adds / grain);
+  const auto worth = static_cast<int64_t>(multiply_adds / grain);
   const int64_t workers =
-      std::min({num_threads, static_cast<int64_t>(work.items.size()), std::max<int64_t>(1, worth)});
+      std::min({num_threads, static_cast<int64_t>(items.size()), std::max<int64_t>(1, worth)});
   if (workers == 1) {
     worker(0);
   } else {

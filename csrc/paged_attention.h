@@ -12,6 +12,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -67,8 +68,21 @@ struct AttentionItem {
   int32_t num_tokens;
 };
 
-// One kernel: a dtype on one instruction set.
-using AttentionKernel = void (*)(const AttentionProblem&, const AttentionItem&, float* scratch);
+// Items that wait. Threads take them one by one, each a little before it computes it, so that it
+// knows what to fetch.
+class AttentionQueue {
+ public:
+  AttentionQueue(const AttentionItem* items, size_t count) : items_(items), count_(count) {}
+  const AttentionItem* take();  // null: none is left
+
+ private:
+  const AttentionItem* items_;
+  size_t count_;
+  std::atomic<size_t> next_{0};
+};
+
+// One kernel: a dtype on one instruction set. Computes items until none is left.
+using AttentionKernel = void (*)(const AttentionProblem&, AttentionQueue&, float* scratch);
 
 struct AttentionKernels {
   AttentionKernel float32;

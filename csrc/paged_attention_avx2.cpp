@@ -1,4 +1,5 @@
-#include "paged_attention_avx.h"
+#include "attention_transpose_avx.h"
+#include "paged_attention_kernel.h"
 #include "vec_avx2.h"
 
 namespace plait {

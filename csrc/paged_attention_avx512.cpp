@@ -1,6 +1,7 @@
 #include "vec_avx512.h"
 
-#include "paged_attention_dot.h"
+#include "attention_scores_dot.h"
+#include "paged_attention_kernel.h"
 
 namespace plait {
 

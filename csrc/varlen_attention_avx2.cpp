@@ -1,4 +1,4 @@
-#include "paged_attention_avx.h"
+#include "attention_transpose_avx.h"
 #include "varlen_attention_kernel.h"
 #include "vec_avx2.h"
 

@@ -1,6 +1,6 @@
 #include "vec_avx512.h"
 
-#include "paged_attention_dot.h"
+#include "attention_scores_dot.h"
 #include "varlen_attention_kernel.h"
 
 namespace plait {

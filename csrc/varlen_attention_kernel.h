@@ -1,5 +1,5 @@
-// The kernel of varlen_attention.h as a template over the vector type, with the scores, transposes
-// and exponentials of paged_attention_kernel.h. Everything here has internal linkage, see vec.h.
+// The kernel of varlen_attention.h as a template over the vector type, with scores and transposes
+// of attention_scores.h. Everything here has internal linkage, see vec.h.
 //
 // An item goes through its keys tile by tile, and through its rows under each tile:
 //
@@ -11,7 +11,8 @@
 
 #pragma once
 
-#include "paged_attention_kernel.h"
+#include "attention_math.h"
+#include "attention_scores.h"
 #include "varlen_attention.h"
 
 namespace plait {
@@ -160,28 +161,20 @@ class VarlenAttention {
     }
   }
 
-  // Splits rows into micro-kernels of nearly equal height.
-  template <class G>
-  static void each_micro(int64_t rows, const G& f) {
-    const int64_t count = (rows + kMicroRows - 1) / kMicroRows;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t row = rows * i / count;
-      f(row, rows * (i + 1) / count - row);
-    }
-  }
-
   // Rows `first` … of the item against the packed tile.
   void attend_rows(int64_t first, int64_t rows) {
     const float* const query = scratch_.query + first * scratch_.row_floats;
     float* const out = scratch_.out + first * scratch_.row_floats;
+    const Element* const near = at(p_.query, item_.first_row);
+    const FetchedBeside<Element> nothing{&near, 0, 0};  // K and V are packed before
     for (int64_t key = 0; key < tile_keys_; key += kPanelKeys) {
       const float* const panel = scratch_.keys + key / kPanelKeys * panel_floats();
       const int64_t vectors = (least(kPanelKeys, tile_keys_ - key) + kLanes - 1) / kLanes;
       each_micro(rows, [&](int64_t row, int64_t count) {
         with_rows(count, [&]<int n>() {
           score_rows<S, n>(query + row * scratch_.row_floats, scratch_.row_floats, panel,
-                           S::steps(p_.head_size), vectors,
-                           scratch_.scores + row * kTileKeys + key);
+                           S::steps(p_.head_size), vectors, scratch_.scores + row * kTileKeys + key,
+                           nothing);
         });
       });
     }
@@ -275,7 +268,7 @@ void attend_varlen(const VarlenProblem& problem, const VarlenItem& item, float* 
 
 template <class V, class T>
 VarlenKernels make_varlen_kernels() {
-  return {&attend_varlen<FmaScores<V, float, T>>, &attend_varlen<FmaScores<V, uint16_t, T>>};
+  return {&attend_varlen<FloatScores<V, T>>, &attend_varlen<PairScores<V, T>>};
 }
 
 }  // namespace

@@ -86,8 +86,32 @@ struct PlainVec {
   }
   static F first_of_pairs(Bits v) { return as_float(v << 16); }
   static F second_of_pairs(Bits v) { return as_float(v & 0xffff0000u); }
+  // The same for loops that need every register: elsewhere they are written so that a compiler
+  // does not move sums about.
+  static F first_of_pairs_at(const uint16_t* p) { return first_of_pairs(load_pairs(p)); }
+  static F second_of_pairs_at(const uint16_t* p) { return second_of_pairs(load_pairs(p)); }
+  static void accumulate(F& sum, F a, F b) { sum = fma(a, b, sum); }
+  // Three factors times the first or the second values of the pairs at p, to a sum each.
+  static void accumulate_first(F& a, F& b, F& c, F x, F y, F z, const uint16_t* p) {
+    accumulate_three(a, b, c, x, y, z, first_of_pairs_at(p));
+  }
+  static void accumulate_second(F& a, F& b, F& c, F x, F y, F z, const uint16_t* p) {
+    accumulate_three(a, b, c, x, y, z, second_of_pairs_at(p));
+  }
+  static void store_pairs(uint16_t* p, F first, F second) {
+    for (size_t i = 0; i < kLanes; ++i) {
+      p[2 * i] = float_to_bf16(first[i]);
+      p[2 * i + 1] = float_to_bf16(second[i]);
+    }
+  }
 
  private:
+  static void accumulate_three(F& a, F& b, F& c, F x, F y, F z, F wide) {
+    accumulate(a, x, wide);
+    accumulate(b, y, wide);
+    accumulate(c, z, wide);
+  }
+
   typedef int32_t Mask __attribute__((vector_size(16)));
   static F as_float(Bits v) {
     F result;

@@ -24,12 +24,7 @@ struct Avx2Vec {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
   }
   static void store(uint16_t* p, F v) {
-    const __m256i bits = _mm256_castps_si256(v);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    rounded = _mm256_srli_epi32(rounded, 16);
-    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-    rounded = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), is_nan);
+    const __m256i rounded = round_to_bf16(v);
     const __m128i packed =
         _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
@@ -62,6 +57,64 @@ struct Avx2Vec {
   static F second_of_pairs(Bits v) {
     return _mm256_castsi256_ps(
         _mm256_and_si256(v, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+  }
+  // Volatile, so that they stay in the order in which they fit the registers.
+  static F first_of_pairs_at(const uint16_t* p) {
+    F result;
+    __asm__ volatile("vmovdqu %1, %0\n\tvpslld $16, %0, %0" : "=x"(result) : "m"(*vector_at(p)));
+    return result;
+  }
+  static F second_of_pairs_at(const uint16_t* p) {
+    F result;
+    __asm__ volatile("vmovups %1, %0\n\tvandps %2, %0, %0"
+                     : "=&x"(result)
+                     : "m"(*vector_at(p)), "m"(kUpperHalves));
+    return result;
+  }
+  static void accumulate(F& sum, F a, F b) {
+    __asm__ volatile("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+  }
+  // One load and one widening for all three, through the only register that is left beside twelve
+  // sums and three factors.
+  static void accumulate_first(F& a, F& b, F& c, F x, F y, F z, const uint16_t* p) {
+    F wide;
+    __asm__ volatile(
+        "vmovdqu %4, %3\n\tvpslld $16, %3, %3\n\t"
+        "vfmadd231ps %5, %3, %0\n\tvfmadd231ps %6, %3, %1\n\tvfmadd231ps %7, %3, %2"
+        : "+x"(a), "+x"(b), "+x"(c), "=&x"(wide)
+        : "m"(*vector_at(p)), "x"(x), "x"(y), "x"(z));
+  }
+  static void accumulate_second(F& a, F& b, F& c, F x, F y, F z, const uint16_t* p) {
+    F wide;
+    __asm__ volatile(
+        "vmovups %4, %3\n\tvandps %8, %3, %3\n\t"
+        "vfmadd231ps %5, %3, %0\n\tvfmadd231ps %6, %3, %1\n\tvfmadd231ps %7, %3, %2"
+        : "+x"(a), "+x"(b), "+x"(c), "=&x"(wide)
+        : "m"(*vector_at(p)), "x"(x), "x"(y), "x"(z), "m"(kUpperHalves));
+  }
+  static void store_pairs(uint16_t* p, F first, F second) {
+    const __m256i upper = _mm256_slli_epi32(round_to_bf16(second), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm256_or_si256(round_to_bf16(first), upper));
+  }
+
+ private:
+  typedef uint16_t InMemory __attribute__((vector_size(32), aligned(2), may_alias));
+  alignas(32) static constexpr uint32_t kUpperHalves[8] = {0xffff0000, 0xffff0000, 0xffff0000,
+                                                           0xffff0000, 0xffff0000, 0xffff0000,
+                                                           0xffff0000, 0xffff0000};
+  static const InMemory* vector_at(const uint16_t* p) {
+    return reinterpret_cast<const InMemory*>(p);
+  }
+
+  // A bf16 in the lower half of each lane, zeros in the upper one.
+  static __m256i round_to_bf16(F v) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    rounded = _mm256_srli_epi32(rounded, 16);
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), is_nan);
   }
 };
 

@@ -33,13 +33,7 @@ struct Avx512Vec {
   }
   // Not by vcvtneps2bf16, which flushes small values to zero.
   static void store(uint16_t* p, F v) {
-    const __m512i bits = _mm512_castps_si512(v);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    rounded = _mm512_srli_epi32(rounded, 16);
-    const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-    rounded = _mm512_mask_mov_epi32(rounded, is_nan, _mm512_set1_epi32(0x7fc0));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(rounded));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(round_to_bf16(v)));
   }
 
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
@@ -72,6 +66,24 @@ struct Avx512Vec {
   static F second_of_pairs(Bits v) {
     return _mm512_castsi512_ps(
         _mm512_and_si512(v, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+  }
+  static F first_of_pairs_at(const uint16_t* p) { return first_of_pairs(load_pairs(p)); }
+  static F second_of_pairs_at(const uint16_t* p) { return second_of_pairs(load_pairs(p)); }
+  static void accumulate(F& sum, F a, F b) { sum = fma(a, b, sum); }
+  static void store_pairs(uint16_t* p, F first, F second) {
+    const __m512i upper = _mm512_slli_epi32(round_to_bf16(second), 16);
+    _mm512_storeu_si512(p, _mm512_or_si512(round_to_bf16(first), upper));
+  }
+
+ private:
+  // A bf16 in the lower half of each lane, zeros in the upper one.
+  static __m512i round_to_bf16(F v) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    rounded = _mm512_srli_epi32(rounded, 16);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    return _mm512_mask_mov_epi32(rounded, is_nan, _mm512_set1_epi32(0x7fc0));
   }
 };
 

@@ -1,9 +1,9 @@
-// Scores of paged_attention_kernel.h by the bf16 dot instruction. Only for files compiled with
+// Scores of attention_scores.h by the bf16 dot instruction. Only for files compiled with
 // AVX-512 BF16, and for processors that have it.
 
 #pragma once
 
-#include "paged_attention_avx.h"
+#include "attention_transpose_avx.h"
 #include "vec_avx512.h"
 
 namespace plait {
@@ -21,17 +21,8 @@ struct DotScores {
     std::memcpy(to, from, static_cast<size_t>(head_size) * sizeof(uint16_t));
   }
 
-  // Pairs go through the transpose of 4-byte values as they are; an odd last value is paired with
-  // 0.
   static void pack(const Element* const* keys, int64_t head_size, float* panel) {
-    const float* pairs[8];
-    for (int i = 0; i < 8; ++i) pairs[i] = reinterpret_cast<const float*>(keys[i]);
-    AvxTranspose::transpose(pairs, head_size / 2, panel);
-    if (head_size % 2 == 0) return;
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t last = keys[i][head_size - 1];
-      std::memcpy(panel + head_size / 2 * kPanelKeys + i, &last, sizeof(last));
-    }
+    pack_pairs<AvxTranspose>(keys, head_size, panel);
   }
 
   template <int kRows, int kVecs>

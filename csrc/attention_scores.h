@@ -1,0 +1,196 @@
+// Scores of attention: queries against keys that are packed side by side.
+//
+// 32 keys make a panel [steps][32]: vectors of it hold the same place of so many keys. A score is
+// one chain over d = 0, 1, 2, …, whichever rows and keys are computed beside it.
+
+#pragma once
+
+#include "attention_math.h"
+#include "attention_pieces.h"
+
+namespace plait {
+namespace {
+
+// Puts `count` values of eight keys into columns 0 … 7 of a panel. A value is four bytes: a float,
+// or a pair of bf16. attention_transpose_avx.h has a faster one.
+struct PlainTranspose {
+  template <class Element>
+  static void transpose(const Element* const* keys, int64_t count, float* panel) {
+    transpose(keys, 0, count, panel);
+  }
+  template <class Element>
+  static void transpose(const Element* const* keys, int64_t first, int64_t count, float* panel) {
+    for (int64_t i = first; i < count; ++i) {
+      for (int key = 0; key < 8; ++key) {
+        const auto* const bytes = reinterpret_cast<const char*>(keys[key]);
+        std::memcpy(panel + i * kPanelKeys + key, bytes + i * 4, 4);
+      }
+    }
+  }
+};
+
+// Packs bf16 keys as the pairs that they are; an odd last value is paired with 0.
+template <class T>
+inline void pack_pairs(const uint16_t* const* keys, int64_t head_size, float* panel) {
+  T::transpose(keys, head_size / 2, panel);
+  if (head_size % 2 == 0) return;
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t last = keys[i][head_size - 1];
+    std::memcpy(panel + head_size / 2 * kPanelKeys + i, &last, sizeof(last));
+  }
+}
+
+// Adds the products of one d: q is the first row's value, k gives a vector of keys.
+template <class V, int kRows, int kVecs, class Keys>
+[[gnu::always_inline]] inline void add_products(typename V::F (&sums)[kRows][kVecs], const float* q,
+                                                int64_t stride, const Keys& k) {
+  // Whichever are fewer stay in registers, beside the sums.
+  if constexpr (kRows < kVecs) {
+    typename V::F queries[kRows];
+    PLAIT_UNROLL
+    for (int r = 0; r < kRows; ++r) queries[r] = V::broadcast(q[r * stride]);
+    PLAIT_UNROLL
+    for (int v = 0; v < kVecs; ++v) {
+      const typename V::F key = k(v);
+      PLAIT_UNROLL
+      for (int r = 0; r < kRows; ++r) V::accumulate(sums[r][v], queries[r], key);
+    }
+  } else {
+    typename V::F keys[kVecs];
+    PLAIT_UNROLL
+    for (int v = 0; v < kVecs; ++v) keys[v] = k(v);
+    PLAIT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const typename V::F query = V::broadcast(q[r * stride]);
+      PLAIT_UNROLL
+      for (int v = 0; v < kVecs; ++v) V::accumulate(sums[r][v], query, keys[v]);
+    }
+  }
+}
+
+// How scores of fp32 keys are summed. T: how keys are transposed.
+template <class Vec, class T>
+struct FloatScores {
+  using V = Vec;
+  using Element = float;
+
+  static int64_t steps(int64_t head_size) { return head_size; }
+  static void load_query(const float* from, float* to, int64_t head_size) {
+    std::memcpy(to, from, static_cast<size_t>(head_size) * sizeof(float));
+  }
+  static void pack(const float* const* keys, int64_t head_size, float* panel) {
+    T::transpose(keys, head_size, panel);
+  }
+
+  template <int kRows, int kVecs>
+  [[gnu::always_inline]] static inline void step(typename V::F (&sums)[kRows][kVecs],
+                                                 const float* query, int64_t stride,
+                                                 const float* keys, int64_t i) {
+    const auto key = [=](int v) { return V::load(keys + v * V::kLanes); };
+    add_products<V, kRows, kVecs>(sums, query + i, stride, key);
+  }
+};
+
+// Of bf16 keys, in fp32. Panels hold pairs: half the bytes, and widened beside the sums, where
+// processors have time for it.
+template <class Vec, class T>
+struct PairScores {
+  using V = Vec;
+  using Element = uint16_t;
+
+  static int64_t steps(int64_t head_size) { return (head_size + 1) / 2; }
+  static void load_query(const uint16_t* from, float* to, int64_t head_size) {
+    for (int64_t d = 0; d < head_size; ++d) to[d] = widen(from[d]);
+    if (head_size % 2 != 0) to[head_size] = 0.0f;
+  }
+  static void pack(const uint16_t* const* keys, int64_t head_size, float* panel) {
+    pack_pairs<T>(keys, head_size, panel);
+  }
+
+  template <int kRows, int kVecs>
+  [[gnu::always_inline]] static inline void step(typename V::F (&sums)[kRows][kVecs],
+                                                 const float* query, int64_t stride,
+                                                 const float* keys, int64_t i) {
+    const auto* const pairs = reinterpret_cast<const uint16_t*>(keys);
+    const float* const first = query + 2 * i;
+    if constexpr (kRows == 3 && V::kRegisters == 16) {
+      add_three<kVecs>(sums, first, stride, pairs, V::accumulate_first);
+      add_three<kVecs>(sums, first + 1, stride, pairs, V::accumulate_second);
+      return;
+    }
+    add_products<V, kRows, kVecs>(sums, first, stride, [=](int v) {
+      return V::first_of_pairs_at(pairs + 2 * v * V::kLanes);
+    });
+    add_products<V, kRows, kVecs>(sums, first + 1, stride, [=](int v) {
+      return V::second_of_pairs_at(pairs + 2 * v * V::kLanes);
+    });
+  }
+
+ private:
+  // Three rows by four vectors are the most that sixteen registers hold.
+  template <int kVecs, class Accumulate>
+  [[gnu::always_inline]] static inline void add_three(typename V::F (&sums)[3][kVecs],
+                                                      const float* q, int64_t stride,
+                                                      const uint16_t* pairs,
+                                                      const Accumulate& accumulate) {
+    const typename V::F x = V::broadcast(q[0]);
+    const typename V::F y = V::broadcast(q[stride]);
+    const typename V::F z = V::broadcast(q[2 * stride]);
+    PLAIT_UNROLL
+    for (int v = 0; v < kVecs; ++v) {
+      accumulate(sums[0][v], sums[1][v], sums[2][v], x, y, z, pairs + 2 * v * V::kLanes);
+    }
+  }
+};
+
+// What is fetched while scores are computed, a line in each step: of each place in turn the second
+// line, then the fourth … (a core keeps few fetches under way and drops what is more).
+template <class Element>
+struct FetchedBeside {
+  const Element* const* places;
+  int64_t offset;  // from a place to its first line
+  int64_t last;    // the last place's number, below 32
+};
+
+// kRows queries against kVecs vectors of keys of one panel.
+template <class S, int kRows, int kVecs>
+[[gnu::noinline]] void score_micro(const float* query, int64_t stride, const float* keys,
+                                   int64_t steps, float* scores,
+                                   const FetchedBeside<typename S::Element>& fetched) {
+  using V = typename S::V;
+  typename V::F sums[kRows][kVecs];
+  PLAIT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    PLAIT_UNROLL
+    for (int v = 0; v < kVecs; ++v) sums[r][v] = V::zero();
+  }
+  constexpr int64_t kLineValues = kLineBytes / static_cast<int64_t>(sizeof(typename S::Element));
+  for (int64_t i = 0; i < steps; ++i) {
+    const int64_t place = least(i % kPanelKeys, fetched.last);
+    const int64_t line = 2 * (i / kPanelKeys) + 1;
+    __builtin_prefetch(fetched.places[place] + fetched.offset + line * kLineValues, 0, 2);
+    S::template step<kRows, kVecs>(sums, query, stride, keys + i * kPanelKeys, i);
+  }
+  PLAIT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    PLAIT_UNROLL
+    for (int v = 0; v < kVecs; ++v) V::store(scores + r * kTileKeys + v * V::kLanes, sums[r][v]);
+  }
+}
+
+template <class S, int kRows>
+void score_rows(const float* query, int64_t stride, const float* keys, int64_t steps,
+                int64_t num_vectors, float* scores,
+                const FetchedBeside<typename S::Element>& fetched) {
+  using V = typename S::V;
+  constexpr int kPanelVecs = static_cast<int>(kPanelKeys / V::kLanes);
+  constexpr int kVecs =
+      vectors_beside<V>(kRows) < kPanelVecs ? vectors_beside<V>(kRows) : kPanelVecs;
+  in_pieces<kVecs>(num_vectors, 0, [&]<int n>(int64_t first) {
+    const int64_t key = first * static_cast<int64_t>(V::kLanes);
+    score_micro<S, kRows, n>(query, stride, keys + key, steps, scores + key, fetched);
+  });
+}
+
+}  // namespace
+}  // namespace plait
