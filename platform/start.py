@@ -295,30 +295,37 @@ def _adapter_pool(
 
 
 def _warm_up(engine: Engine, config: EngineConfig, tokenizer: Tokenizer) -> None:
-    """One short request, so that the first user does not pay for what happens only once.
+    """Two short requests, so that the first user does not pay for what happens only once.
 
-    It also proves that the executor computes at all: a fault here fails the start with its cause.
-    And it tells whoever drafts what steps of some sizes cost.
+    They also prove that the executor computes at all: a fault here fails the start with its cause.
+    The second tells whoever drafts what steps of some sizes cost; none of their text is drafted.
     """
-    from plait.platform.core import SamplingParams
+    from plait.platform.core import SamplingParams, Speculation
     from plait.platform.errors import InternalError
 
-    num_tokens = min(2 + sum(1 + n for n in CALIBRATION), config.scheduler.max_model_len - 1)
-    engine.add(
-        Intake(config, tokenizer).request(
-            request_id="warm-up",
-            prompt_token_ids=(0,),
-            params=SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True),
-            cache_salt="warm-up",
+    intake, began = Intake(config, tokenizer), time.monotonic()
+    most = config.scheduler.max_model_len - 1
+
+    def run(num_tokens: int, num_steps: int, speculation: Speculation) -> None:
+        engine.add(
+            intake.request(
+                request_id="warm-up",
+                prompt_token_ids=(0,),
+                params=SamplingParams(
+                    max_tokens=min(num_tokens, most), temperature=0.0, ignore_eos=True
+                ),
+                cache_salt="warm-up",
+                speculation=speculation,
+            )
         )
-    )
-    began, num_steps = time.monotonic(), 0
-    while engine.has_unfinished:
-        for event in engine.step():
-            if event.error is not None:
-                raise InternalError(f"the model cannot compute a first token: {event.error[1]}")
-        num_steps += 1
-        if num_steps == 2:  # these two pay for what happens only once
-            engine.drafter.calibrate(CALIBRATION)
-        if time.monotonic() - began > MAX_WARM_UP_S or num_steps >= 2 + len(CALIBRATION):
-            engine.abort("warm-up")
+        while engine.has_unfinished:
+            for event in engine.step():
+                if event.error is not None:
+                    raise InternalError(f"the model cannot compute a first token: {event.error[1]}")
+            num_steps -= 1
+            if time.monotonic() - began > MAX_WARM_UP_S or not num_steps:
+                engine.abort("warm-up")
+
+    run(2, 2, Speculation(enabled=False))
+    engine.drafter.calibrate(CALIBRATION)
+    run(1 + sum(1 + n for n in CALIBRATION), 1 + len(CALIBRATION), Speculation())
