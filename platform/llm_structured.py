@@ -114,7 +114,8 @@ class ChatPrompt:
         if self.plan is None:
             return
         parser, reply = self.plan.parser(self.begins), Reply()
-        for delta in (*parser.feed(output.text), *parser.end()):
+        ended = output.finish_reason or "stop", output.stop_reason
+        for delta in (*parser.feed(output.text), *parser.end(*ended)):
             reply.add(delta)
         output.content = reply.content
         output.reasoning = reply.reasoning

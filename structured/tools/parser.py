@@ -1,8 +1,8 @@
 """Tool calls out of growing text, and thinking before them: one reader for whole and streamed.
 
 Takes a reply piece by piece, however it is cut, and tells what each adds. What it tells joins to
-the same for every way of cutting. What looks like the first call but has no whole name when the
-reply ends (it was cut by a limit) is content.
+the same for every way of cutting. A reply that was cut (by a limit, or at a stop string) ends in
+front of a mark that it may have been writing: markup is never content.
 """
 
 from __future__ import annotations
@@ -119,14 +119,28 @@ class ReplyParser:
             pass
         return found
 
-    def end(self) -> list[ReplyDelta]:
-        """What is left when the reply has ended."""
+    def end(self, reason: str = "stop", stop: int | str | None = None) -> list[ReplyDelta]:
+        """What is left when the reply has ended, for the reasons that its last event gives."""
         held, self._held = self._held, ""
         if not held or self._num_calls:  # markup that was cut behind a call says nothing
+            return []
+        cut = reason != "stop" or stop is not None
+        # A stop string is what the text would have gone on with, unless it is shown already.
+        unseen = stop if isinstance(stop, str) and not held.endswith(stop) else ""
+        if cut and (self.in_call or self._is_mark(held + unseen)):
             return []
         if self._state == self._think:
             return [ReplyDelta(reasoning=held)]
         return [ReplyDelta(content=held)]
+
+    def _is_mark(self, text: str) -> bool:
+        """Whether a text begins with a mark that may stand here, or is the beginning of one."""
+        if self._state == self._think:
+            marks = [self._close]
+        else:
+            marks = [self._open] if self._state == self._begin else []
+            marks += [] if self._form is None else [self._form.open]
+        return any(text.startswith(mark) or mark.startswith(text) for mark in marks)
 
     # --- states: each takes from `_held`, and says whether there may be more to do ---
 

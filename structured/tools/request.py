@@ -60,6 +60,8 @@ def read_tools(
         raise BadRequest(f"tools: two have the name {twice!r}", param="tools")
     chosen, required = _chosen(read, choice)
     several = True if parallel is None else _switch(parallel)
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        several = False  # who names a function reads one call of it, OpenAI's clients too
     if not chosen:
         return ToolWish(tools=read, callable=(), required=False, parallel=several)
     return ToolWish(tools=read, callable=chosen, required=required, parallel=several)

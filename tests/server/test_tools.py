@@ -23,6 +23,7 @@ WEATHER = {
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 ARGUMENTS = '{"city": "Paris {\\"} é"}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+CLOCK_CALL = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 NAMED = {"type": "function", "function": {"name": "clock"}}
 
 
@@ -51,13 +52,13 @@ async def served(tool_engine, anyio_backend):
 # --- the reader ---
 
 
-def read(form, pieces, thinking=False):
+def read(form, pieces, thinking=False, ended=("stop", None)):
     ids = map("call_{}".format, itertools.count())
     parser = ReplyParser(form, thinking=thinking, new_id=lambda: next(ids))
     reply, deltas = Reply(), []
     for piece in pieces:
         deltas += parser.feed(piece)
-    deltas += parser.end()
+    deltas += parser.end(*ended)
     for delta in deltas:
         reply.add(delta)
     return reply, deltas
@@ -145,6 +146,47 @@ def test_each_format_gives_its_content_thinking_and_calls():
     ]
 
 
+@pytest.mark.parametrize("form", [*{form.name: form for form, _, _ in REPLIES if form}.values()])
+def test_a_reply_cut_anywhere_shows_no_markup(form):
+    """Content is that of the whole reply, or a beginning of it, however the pieces come."""
+    for own, thinking, text in REPLIES:
+        if own is not form or thinking is not False:
+            continue
+        content = seen(read(form, [text])[0])[0]
+        if content == CALL[:20]:  # as text, only where it has ended by itself
+            content = ""
+        for at in range(len(text) + 1):
+            whole = seen(read(form, [text[:at]], ended=("length", None))[0])
+            assert content.startswith(whole[0])
+            assert seen(read(form, text[:at], ended=("length", None))[0]) == whole
+            if at < len(content):
+                assert form.open.startswith(content[len(whole[0]) : at])
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "ended", "content", "reasoning"),
+    [
+        (CALL[:20], False, ("length", None), "", ""),
+        ("a <tool", False, ("length", None), "a ", ""),
+        ("a <tool", False, ("stop", None), "a <tool", ""),
+        ("a <tool", False, ("stop", 7), "a ", ""),
+        ("a <tool_", False, ("stop", "call"), "a ", ""),
+        ("a <tool_call", False, ("stop", "call"), "a ", ""),
+        ("a <", False, ("stop", "b>"), "a <", ""),
+        ("a <", False, ("stop", "th"), "a <", ""),
+        ("<", None, ("stop", "th"), "", ""),
+        ("<thi", None, ("length", None), "", ""),
+        ("hm</th", True, ("length", None), "", "hm"),
+        ("hm<tool", True, ("length", None), "", "hm<tool"),
+    ],
+)
+def test_what_may_be_a_mark_is_text_only_where_it_cannot_go_on(
+    text, thinking, ended, content, reasoning
+):
+    found = seen(read(formats.HERMES, text, thinking, ended)[0])
+    assert found == (content, reasoning, [])
+
+
 @pytest.mark.parametrize(
     ("text", "form"),
     [
@@ -225,6 +267,26 @@ async def test_an_answer_cut_within_a_call_says_length(served, tool_engine):
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    "fields",
+    [{"stop": "call"}, {"stop": "get"}, {"stop": "call", "include_stop_str_in_output": True}]
+    + [{"max_tokens": n} for n in (5, 6, 17, 18, 25, 40)],
+)
+async def test_an_answer_cut_within_a_header_shows_none_of_it_streamed_or_not(
+    served, tool_engine, fields
+):
+    tool_engine.reply = lambda _request, _index: f"Sure {CALL}"
+    (choice,) = (await ask(served, **fields)).json()["choices"]
+    assert choice["message"]["content"] == "Sure "
+    assert "tool_calls" not in choice["message"] or fields.get("max_tokens") == 40
+    assert choice["finish_reason"] == ("stop" if "stop" in fields else "length")
+    streamed = sse_events((await ask(served, stream=True, **fields)).content)[:-1]
+    (parts,) = zip(*(event["choices"] for event in streamed), strict=True)
+    assert "".join(part["delta"].get("content") or "" for part in parts) == "Sure "
+    assert parts[-1]["finish_reason"] == choice["finish_reason"]
+
+
+@pytest.mark.anyio
 async def test_the_model_is_told_of_its_tools_and_of_the_conversation(served, tool_engine):
     tool_engine.reply = lambda _request, _index: "It is sunny."
     call = {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": '{"a": 1}'}}
@@ -265,8 +327,8 @@ async def test_with_tool_choice_none_no_tool_is_shown_and_nothing_is_held(served
     ("choice", "legal", "illegal"),
     [
         ("auto", ["hello", CALL, f"a {CALL}\n{CALL}"], [CALL.replace("get_", "set_")]),
-        ("required", [CALL], ["hello", f"a {CALL}"]),
-        (NAMED, [CALL.replace("get_weather", "clock").replace(ARGUMENTS, "{}")], [CALL, "a"]),
+        ("required", [CALL, f"{CALL}\n{CALL}"], ["hello", f"a {CALL}"]),
+        (NAMED, [CLOCK_CALL], [CALL, "a", f"{CLOCK_CALL}\n{CLOCK_CALL}"]),
         (allowed("auto", "clock"), ["hello"], [CALL]),
         (allowed("required", "get_weather"), [CALL], ["hello"]),
     ],

@@ -30,7 +30,7 @@ class Reading:
         """What an event adds, as a client sees it."""
         found = self._parser.feed(event.text)
         if event.finish_reason is not None:
-            found += self._parser.end()
+            found += self._parser.end(event.finish_reason, event.stop_reason)
         for delta in found:
             self.reply.add(delta)
         return [_delta(each) for each in found]
