@@ -31,7 +31,7 @@ from plait.structured.schema.atoms import (
     Size,
     Unique,
 )
-from plait.structured.schema.branches import NEITHER
+from plait.structured.schema.branches import ALWAYS, NEITHER
 from plait.structured.schema.limits import escape
 from plait.structured.schema.refusal import Refusal
 from plait.structured.schema.values import exact
@@ -127,18 +127,37 @@ def _whole(reader: Reader, at: str, schema: Schema, keyword: str) -> int | None:
     return value
 
 
+def _endless(reader: Reader, at: str, keyword: str, count: int) -> Alternatives | None:
+    """The refusal of a lower bound that no answer reaches before it is cut."""
+    most = reader.limits.max_count
+    if count <= most:
+        return None
+    why = f"no answer has room for {count:.12g}; {most:,} are the limit"
+    return _poison(at, keyword, why, "ask for fewer")
+
+
+_UNREACHED = 2**31  # of anything in one answer; more is beyond what the libraries count to
+
+
 def _span(names: tuple[str, str], make: Callable[[str, int, int | None], Any]) -> Reading:
     """A pair of keywords that bound a count."""
+
+    def at_most(at: str, count: int) -> Alternatives:
+        return ALWAYS if count > _UNREACHED else [(make(at, 0, count),)]
+
+    def at_least(reader: Reader, at: str, keyword: str, count: int) -> Alternatives:
+        made: Alternatives = [(make(f"{at}/{keyword}", count, None),)]
+        return _endless(reader, at, keyword, count) or made
 
     def read(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
         low = _whole(reader, at, schema, names[0])
         high = _whole(reader, at, schema, names[1])
         if low is not None and (low or not positive):
-            below: Alternatives = [(make(at, 0, low - 1),)] if low else NEITHER
-            yield [(make(f"{at}/{names[0]}", low, None),)] if positive else below
+            below = at_most(at, low - 1) if low else NEITHER
+            yield at_least(reader, at, names[0], low) if positive else below
         if high is not None:
-            place = f"{at}/{names[1]}"
-            yield [(make(place, 0, high) if positive else make(place, high + 1, None),)]
+            most = at_most(f"{at}/{names[1]}", high)
+            yield most if positive else at_least(reader, at, names[1], high + 1)
 
     return read
 
@@ -240,7 +259,8 @@ def _contains(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterat
     formula = reader.formula(f"{at}/contains")
     place, seen = f"{at}/contains", reader.document.contains_evaluates
     if positive:
-        yield [(Contains(formula, low, high, 0, place, seen),)]
+        endless = _endless(reader, at, "minContains", low)
+        yield endless or [(Contains(formula, low, high, 0, place, seen),)]
         return
     if low:
         yield [(Contains(formula, 0, low - 1, 0, place, False),)]

@@ -17,6 +17,7 @@ class Limits:
     max_depth: int = 64
     max_properties: int = 5_000
     max_enum: int = 1_000
+    max_count: int = 500_000  # that a lower bound of characters, items or keys may ask for
     max_alternatives: int = 256  # of one type, in one place
     max_work: int = 70_000  # branches joined and merged, some 10 µs each: a second at most
     max_definitions: int = 4_000

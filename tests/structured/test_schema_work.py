@@ -171,3 +171,34 @@ def test_a_reference_to_itself_is_refused_and_one_to_nothing_too():
         schema = {**TREE, "properties": {"a": {"$ref": ref}}, "required": ["a"]}
         with pytest.raises(PlaitError, match=message):
             normalise(schema, schema_spec(schema))
+
+
+HUGE = 10**40
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"type": "string", "minLength": 10**6}, "'minLength' at /minLength"),
+        ({"type": "array", "items": {"minLength": HUGE}}, "'minLength' at /items/minLength"),
+        ({"type": "array", "minItems": float(HUGE)}, "'minItems' at /minItems"),
+        ({"type": "array", "contains": {}, "minContains": HUGE}, "'minContains' at /minContains"),
+        ({"type": "string", "not": {"maxLength": HUGE}}, "'maxLength' at /not/maxLength"),
+    ],
+)
+def test_lower_bounds_that_no_answer_reaches_are_refused(schema, place):
+    (refusal,) = normalise(schema, schema_spec(schema)).refusals
+    assert str(refusal).startswith(place)
+    assert "500,000 are the limit" in str(refusal)
+
+
+def test_upper_bounds_that_no_answer_reaches_assert_nothing():
+    for schema in (
+        {"type": "string", "maxLength": HUGE},
+        {"type": "string", "not": {"minLength": HUGE}},
+        {"type": "array", "items": {"type": "string", "maxLength": 2**32}, "maxItems": HUGE},
+        {"type": "object", "maxProperties": HUGE},
+    ):
+        found = normalise(schema, schema_spec(schema))
+        assert not found.refusals
+        assert "max" not in json.dumps(found.schema)
