@@ -1,11 +1,13 @@
 """From the bytes of a body to a checked request schema.
 
 Strict: no NaN or Infinity, no lone surrogates, no numbers in strings, no booleans as integers,
-no unknown fields, no nesting beyond the bound. Every refusal names the field or the position.
+no unknown fields, no key twice, no nesting beyond the bound. Every refusal names the field, the
+key or the position.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, TypeVar
 
@@ -86,16 +88,25 @@ def _decode(raw: bytes, max_depth: int) -> Any:
         raise _too_deep(max_depth) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _bad_json(raw, str(error)) from None
-    if _deeper_than(body, max_depth):
-        raise _too_deep(max_depth)
+    _refuse_repeated_keys(raw, _num_keys(body, max_depth))
     return body
+
+
+# Half of a surrogate pair: the first without the second, or the second alone.
+_HALF = re.compile(
+    rb"(?<!\\)(?:\\\\)*(\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2}))"
+)
 
 
 def _bad_json(raw: bytes, reason: str) -> PlaitError:
     found = re.search(r"\(byte (\d+)\)", reason)
+    at = int(found[1]) if found else len(raw)
+    half = _HALF.search(raw)
+    if half is not None and half.start(1) <= at:
+        at, reason = half.start(1), f"{half[1].decode()} is half of a surrogate pair"
     where = ""
-    if found:
-        at = int(found[1])
+    if found or half:
         line = raw.count(b"\n", 0, at) + 1
         column = at - (raw.rfind(b"\n", 0, at) + 1) + 1
         where = f" at line {line}, column {column}"
@@ -108,20 +119,45 @@ def _too_deep(max_depth: int) -> BadRequest:
     return BadRequest(f"the JSON body nests deeper than {max_depth} levels")
 
 
-def _deeper_than(value: Any, limit: int) -> bool:
-    """Whether containers nest deeper than `limit`; breadth first, without recursion."""
+def _num_keys(value: Any, limit: int) -> int:
+    """Keys in all objects; breadth first, without recursion. Raises where they nest too deep."""
     level = [value] if isinstance(value, dict | list) else []
-    depth = 0
+    depth = num_keys = 0
     while level:
         depth += 1
         if depth > limit:
-            return True
+            raise _too_deep(limit)
         below: list[Any] = []
         for container in level:
             items = container.values() if isinstance(container, dict) else container
+            num_keys += len(container) if isinstance(container, dict) else 0
             below.extend(item for item in items if isinstance(item, dict | list))
         level = below
-    return False
+    return num_keys
+
+
+_BEHIND_KEY = re.compile(rb'"[ \t\r\n]*:')  # text may have it too
+
+
+def _refuse_repeated_keys(raw: bytes, num_keys: int) -> None:
+    """Of two values under one key the last would win in silence.
+
+    The fast decoder keeps one of them. Where `raw` has no more ends of keys than the `num_keys`
+    that were kept, as in most bodies, none was lost; others are read a second time.
+    """
+    if len(_BEHIND_KEY.findall(raw)) == num_keys:
+        return
+
+    def unique(pairs: list[tuple[str, Any]]) -> None:
+        if len(dict(pairs)) == len(pairs):
+            return
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise BadRequest(f"the body has the key {key[:64]!r} twice in one object")
+            seen.add(key)
+
+    json.loads(raw, object_pairs_hook=unique, parse_int=str, parse_float=str)
 
 
 def _explain(error: pydantic.ValidationError, fields: dict[str, Any]) -> BadRequest:

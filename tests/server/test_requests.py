@@ -237,7 +237,11 @@ async def test_what_sdks_send_without_effect_is_ignored(http):
         (b'{"prompt": "a", "temperature": NaN}', "valid JSON"),
         (b'{"prompt": "a", "temperature": Infinity}', "valid JSON"),
         (b'{"prompt": "a", "temperature": 1e999}', "out of range"),
-        (b'{"prompt": "\\ud800"}', "valid JSON"),
+        (b'{"prompt": "\\ud800"}', "line 1, column 13: \\ud800 is half of a surrogate pair"),
+        (b'{"prompt": "\\ud83d\\ude00 \\\\ud800 \\\\\\udc00"}', "column 36: \\udc00 is half"),
+        (b'{"prompt": "\\uzz00 \\ud800"}', "invalid character in unicode escape"),
+        (b'{"prompt": "a", "max_tokens": 1, "max_tokens" : 2}', "'max_tokens' twice"),
+        (b'{"prompt": "a", "logit_bias": {"1": 1, "\\u0031": 2}}', "'1' twice"),
         (b'{"prompt": "\xff"}', "UTF-8"),
         (b"[1]", "object"),
         (b'"text"', "object"),
@@ -250,6 +254,17 @@ async def test_broken_json_tells_where(http, raw, where):
     response = await http.post(TEXT, content=raw, headers=headers)
     assert response.status_code == 400
     assert where in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("prompt", ['":', 'a" :{"a":1,"a":2}', '\\":\\', "\ud83d\ude00"])
+async def test_text_that_looks_like_keys_is_text(http, prompt):
+    for body in ({"prompt": prompt}, {"prompt": "a", "stop": [prompt]}):
+        for indent in (None, 2):
+            raw = json.dumps(body, indent=indent)
+            response = await http.post(
+                TEXT, content=raw, headers={"content-type": "application/json"}
+            )
+            assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize("max_tokens", [4096, 5000])
