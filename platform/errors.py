@@ -75,6 +75,12 @@ class Overloaded(PlaitError):
         self.retry_after_s = retry_after_s
 
 
+class GrammarDelayed(Overloaded):
+    """A grammar was not compiled in time, by no fault of its own: the machine is busy; retry."""
+
+    code = "grammar_compile_delayed"
+
+
 class EngineDied(PlaitError):
     """The engine process ended or restarted while the request ran; it can be retried."""
 

@@ -1,7 +1,8 @@
 """A process that compiles grammars: `python -m plait.structured.compile_worker FD`.
 
 It reads frames from a socket and may be killed at any moment. By itself it ends when its parent is
-gone, when a job takes far longer than allowed, and when memory runs out. It never loads torch.
+gone, when a job has used up its processor time or takes far too long, and when memory runs out. It
+never loads torch.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ _TIDIED_WHOLLY_EVERY = 32  # such looks: mostly those that are new are enough
 def main() -> int:
     """Serve until the socket ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal; the parent decides
+    for timer in (signal.SIGPROF, signal.SIGALRM):  # whatever the parent does with its own
+        signal.signal(timer, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF, signal.SIGALRM})
     _end_with_parent()
     with contextlib.suppress(OSError):
         os.nice(_NICE)
@@ -87,8 +91,10 @@ class Worker:
         gc.collect(1 if self._num_tidied % _TIDIED_WHOLLY_EVERY else 2)
 
     def _answer(self, job: frames.Job) -> frames.Done | frames.Refused:
-        # The alarm's default action ends the process even inside C++ code, whether or not the
-        # parent is still there to do it.
+        # A timer's default action ends the process even inside C++ code. The first counts what the
+        # job takes of the processor: the parent tells the end by its signal. The second is for a
+        # job that waits for ever, with no parent left to see it.
+        signal.setitimer(signal.ITIMER_PROF, self._start.processor_limit_s)
         signal.setitimer(signal.ITIMER_REAL, self._start.wall_limit_s + _SELF_DESTRUCT_S)
         try:
             grammar = self._compilers[job.digest].compile(_spec(job))
@@ -101,6 +107,7 @@ class Worker:
             text = f"the grammar compiler failed ({type(error).__name__})"
             return _refused(InternalError(text), job, True)
         finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _has_grown(self) -> bool:

@@ -20,6 +20,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     """To the worker, first: its bounds."""
 
     memory_bytes: int  # beyond what it has when it is ready
+    processor_limit_s: float
     wall_limit_s: float
 
 

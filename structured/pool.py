@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plait.platform.errors import Overloaded, by_code
+from plait.platform.errors import BadRequest, Overloaded, by_code
 from plait.structured import frames
 from plait.structured.cache import DiskCache
 from plait.structured.crew import Crew
@@ -28,12 +28,19 @@ from plait.structured.work import (
     FairQueue,
     Outcome,
     Work,
+    delayed,
     flight_key,
     internal,
     job_of,
     too_complex,
 )
-from plait.structured.worker import CompileWorker, Died, TookTooLong, WorkerLimits
+from plait.structured.worker import (
+    CompileWorker,
+    Died,
+    TookTooLong,
+    TookTooMuch,
+    WorkerLimits,
+)
 
 if TYPE_CHECKING:
     from plait.structured.spec import GrammarSpec
@@ -48,7 +55,8 @@ class PoolSettings:
 
     num_workers: int = 1
     has_spare: bool = True  # a further one stands ready for when one is killed
-    wall_limit_s: float = 2.0
+    processor_limit_s: float = 2.0  # beyond it a grammar is too complex
+    wall_limit_s: float = 10.0  # beyond it the machine is too busy, and others have waited enough
     memory_bytes: int = 1 << 30
     max_pending: int = 64  # compiles that wait or run
     max_pending_per_tenant: int = 16
@@ -60,7 +68,7 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
-    """Counts since the start; `counts` has compiled, refused, killed_*, hits_* and the like."""
+    """Counts since the start; `counts` has compiled, refused, failed, killed_* and hits_*."""
 
     counts: dict[str, int]
     compile_seconds: float
@@ -72,7 +80,8 @@ class CompilePool:
     """Compiled grammars by content, from memory, disk or workers. Thread-safe.
 
     Nothing is started before the first grammar or `start`. Raises, for what it compiles, the
-    router's errors; `GrammarTooComplex` beyond a limit; `Overloaded` when too many wait.
+    router's errors; `GrammarTooComplex` beyond a limit; `Overloaded` when too many wait, and
+    `GrammarDelayed`, which is one, where the machine is too busy to compile it in time.
     """
 
     def __init__(
@@ -87,7 +96,9 @@ class CompilePool:
         self._observe = observe
         self._settings = settings or PoolSettings()
         self._limits = WorkerLimits(
-            wall_limit_s=self._settings.wall_limit_s, memory_bytes=self._settings.memory_bytes
+            processor_limit_s=self._settings.processor_limit_s,
+            wall_limit_s=self._settings.wall_limit_s,
+            memory_bytes=self._settings.memory_bytes,
         )
         self._crew = Crew(vocabulary, self._limits, has_spare=self._settings.has_spare)
         self._outcomes = _outcomes(self._settings)
@@ -282,13 +293,17 @@ class CompilePool:
             try:
                 worker.learn(work.vocabulary)
                 answer = worker.compile(work.job)
+            except TookTooMuch:
+                self._crew.drop(worker)
+                self._count("killed_processor")
+                limit = f"{self._limits.processor_limit_s:g} s of processor time"
+                return too_complex(f"compiling takes more than {limit}", work), None
             except TookTooLong as error:
                 self._crew.drop(worker)
                 self._count("killed_time")
                 if error.starting:
                     return internal("the grammar compiler takes too long to start", work), None
-                text = f"compiling takes longer than {self._limits.wall_limit_s:g} s"
-                return too_complex(text, work), None
+                return delayed(self._delay, work), None
             except Died as error:
                 self._crew.drop(worker)
                 if not is_last and error.from_outside:
@@ -304,9 +319,20 @@ class CompilePool:
             return (answer.grammar if isinstance(answer, frames.Done) else answer), kept
         raise AssertionError("the last try returns")
 
+    @property
+    def _delay(self) -> str:
+        limits = self._limits
+        return (
+            f"the machine is busy, {limits.wall_limit_s:g} s were not enough to give its compiler "
+            f"{limits.processor_limit_s:g} s of processor time"
+        )
+
     def _note(self, outcome: Outcome, seconds: float) -> None:
-        compiled = isinstance(outcome, CompiledGrammar)
-        self._count("compiled" if compiled else "refused")
+        if isinstance(outcome, CompiledGrammar):
+            self._count("compiled")
+        else:
+            own = issubclass(by_code(outcome.code), BadRequest)
+            self._count("refused" if own else "failed")
         with self._lock:
             self._seconds += seconds
         if self._observe is not None:
@@ -331,8 +357,8 @@ def _given(outcome: Outcome, vocabulary: Vocabulary) -> CompiledGrammar:
     if isinstance(outcome, CompiledGrammar):
         return replace(outcome, added_tokens=vocabulary.added) if vocabulary.added else outcome
     error_class = by_code(outcome.code)
-    if error_class is Overloaded:
-        raise Overloaded(outcome.message)
+    if issubclass(error_class, Overloaded):
+        raise error_class(outcome.message)
     raise error_class(outcome.message, param=outcome.param)
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from plait.platform.errors import GrammarTooComplex, InternalError, InvalidSchema
+from plait.platform.errors import GrammarDelayed, GrammarTooComplex, InternalError, InvalidSchema
 from plait.structured import frames
 from plait.structured.spec import CompiledGrammar
 
@@ -85,6 +85,12 @@ def flight_key(key: str, param: str) -> str:
 def internal(text: str, work: Work) -> frames.Refused:
     """The outcome of a work that failed by our fault."""
     return frames.Refused(InternalError.code, text, work.job.param)
+
+
+def delayed(text: str, work: Work) -> frames.Refused:
+    """The outcome of a work that the machine did not get to; not its own fault."""
+    message = f"the grammar is not compiled yet: {text}. Retry shortly"
+    return frames.Refused(GrammarDelayed.code, message, work.job.param)
 
 
 def too_complex(text: str, work: Work) -> frames.Refused:

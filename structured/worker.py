@@ -18,7 +18,6 @@ from plait.structured import frames
 if TYPE_CHECKING:
     from plait.structured.vocabulary import Vocabulary
 
-_SEND_LIMIT_S = 5.0
 _MAX_VOCABULARIES = 8  # then it is replaced; each takes some 50 MB
 
 # One thread of each library, and one arena of malloc: what a worker reserves is what it uses.
@@ -34,8 +33,15 @@ class WorkerLost(Exception):
     """The worker is dead now; it has been killed, or has died of its job."""
 
 
+class TookTooMuch(WorkerLost):
+    """It ended at a job's limit of processor time: the job is too much on any machine."""
+
+
 class TookTooLong(WorkerLost):
-    """It was killed at the limit of time, of a job or, `starting`, of getting ready."""
+    """It was killed by the clock, at a job or, `starting`, at getting ready.
+
+    Of its processor time there was some left: it got none, or waited for something.
+    """
 
     def __init__(self, *, starting: bool) -> None:
         super().__init__("at the limit of time")
@@ -59,7 +65,8 @@ class Died(WorkerLost):
 class WorkerLimits:
     """What one worker may take."""
 
-    wall_limit_s: float  # for a job
+    processor_limit_s: float  # for a job, of user and system together
+    wall_limit_s: float  # from the question to the answer, whoever else uses the processor
     memory_bytes: int  # of address space beyond what an idle worker has
     start_limit_s: float = 60.0  # to load the libraries, on a busy machine
 
@@ -80,7 +87,9 @@ class CompileWorker:
         self._link = ours
         self._known: set[str] = set()
         self._start = frames.Start(
-            memory_bytes=limits.memory_bytes, wall_limit_s=limits.wall_limit_s
+            memory_bytes=limits.memory_bytes,
+            processor_limit_s=limits.processor_limit_s,
+            wall_limit_s=limits.wall_limit_s,
         )
 
     @property
@@ -102,18 +111,20 @@ class CompileWorker:
         """Get it ready for jobs of a vocabulary. Raises `WorkerLost`."""
         if vocabulary.digest in self._known:
             return
-        limit_s = self._limits.start_limit_s  # it reads nothing before Python itself has started
+        # It reads nothing before Python itself has started.
+        deadline = time.monotonic() + self._limits.start_limit_s
         if not self._known:
-            self._tell(self._start, limit_s)
+            self._tell(self._start, deadline, starting=True)
         message = frames.Learn(digest=vocabulary.digest, vocabulary=vocabulary.to_bytes())
-        self._tell(message, limit_s)
-        self._hear(self._limits.start_limit_s, starting=True)
+        self._tell(message, deadline, starting=True)
+        self._hear(deadline, starting=True)
         self._known.add(vocabulary.digest)
 
     def compile(self, job: frames.Job) -> frames.Done | frames.Refused:
         """Have a job done. Raises `WorkerLost`, at the latest when the limit of time is over."""
-        self._tell(job)
-        answer = self._hear(self._limits.wall_limit_s)
+        deadline = time.monotonic() + self._limits.wall_limit_s
+        self._tell(job, deadline)
+        answer = self._hear(deadline)
         assert isinstance(answer, frames.Done | frames.Refused)
         return answer
 
@@ -123,15 +134,18 @@ class CompileWorker:
         self._link.close()
         return self._process.wait()
 
-    def _tell(self, message: frames.ToWorker, limit_s: float | None = None) -> None:
-        self._link.settimeout(_SEND_LIMIT_S if limit_s is None else limit_s)
+    def _tell(self, message: frames.ToWorker, deadline: float, *, starting: bool = False) -> None:
+        self._link.settimeout(max(0.001, deadline - time.monotonic()))
         try:
             frames.send(self._link, message)
+        except TimeoutError:
+            self.kill()
+            raise TookTooLong(starting=starting) from None
         except OSError:
             raise self._lost() from None
 
-    def _hear(self, limit_s: float, *, starting: bool = False) -> frames.FromWorker:
-        link = _Deadline(self._link, time.monotonic() + limit_s)
+    def _hear(self, deadline: float, *, starting: bool = False) -> frames.FromWorker:
+        link = _Deadline(self._link, deadline)
         try:
             answer: frames.FromWorker = frames.receive(link, frames.FromWorker)  # type: ignore[arg-type]
         except TimeoutError:
@@ -148,7 +162,9 @@ class CompileWorker:
         except subprocess.TimeoutExpired:
             returncode = self.kill()
         self._link.close()
-        return Died(returncode)
+        if returncode == -signal.SIGALRM:  # its own clock was read before ours
+            return TookTooLong(starting=False)
+        return TookTooMuch() if returncode == -signal.SIGPROF else Died(returncode)
 
 
 class _Deadline:

@@ -194,7 +194,7 @@ def test_a_worker_collects_what_jobs_left_once_it_is_much():
 
     link, theirs = socket.socketpair()
     with link, theirs:
-        worker = Worker(link, Start(memory_bytes=1 << 30, wall_limit_s=2.0))
+        worker = Worker(link, Start(memory_bytes=1 << 30, processor_limit_s=2.0, wall_limit_s=10.0))
         gc.collect()
         gc.disable()
         try:

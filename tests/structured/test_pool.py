@@ -17,17 +17,19 @@ from support.grammars import WIDTH, accepts, vocabulary
 
 from plait.platform.errors import (
     BadRequest,
+    GrammarDelayed,
     GrammarTooComplex,
     InvalidSchema,
     Overloaded,
     PlaitError,
     UnsupportedSchemaKeyword,
 )
-from plait.structured import worker
 from plait.structured.cache import DiskCache, MemoryCache
 from plait.structured.matcher import MatcherStore
 from plait.structured.pool import CompilePool, PoolSettings
 from plait.structured.spec import CompiledGrammar, GrammarKind, GrammarSpec
+from plait.structured.work import job_of
+from plait.structured.worker import CompileWorker, TookTooLong, TookTooMuch, WorkerLimits
 
 # A busy machine is slow; what must end does so long before a test would be given up.
 MARGIN_S = 20
@@ -55,7 +57,7 @@ def outcome(pool: CompilePool, spec: GrammarSpec) -> CompiledGrammar | PlaitErro
 
 @pytest.fixture(scope="module")
 def pool():
-    pool = CompilePool(vocabulary())
+    pool = CompilePool(vocabulary(), PoolSettings(wall_limit_s=MARGIN_S))
     yield pool
     pool.close()
 
@@ -116,8 +118,10 @@ def test_a_bomb_ends_within_its_limit_and_what_follows_compiles(pool, name):
     assert after.payload
 
 
-def test_beyond_the_limit_of_time_the_error_says_so_and_others_compile_meanwhile():
-    settings = PoolSettings(num_workers=2, wall_limit_s=0.7, has_spare=False)
+def test_beyond_the_limit_of_processor_time_the_error_says_so_and_others_compile_meanwhile():
+    settings = PoolSettings(
+        num_workers=2, processor_limit_s=0.7, wall_limit_s=MARGIN_S, has_spare=False
+    )
     pool = CompilePool(vocabulary(), settings)
     try:
         pool.compile_blocking(schema({"type": "boolean"}))
@@ -127,12 +131,12 @@ def test_beyond_the_limit_of_time_the_error_says_so_and_others_compile_meanwhile
             others = [pool.compile(schema(closed(**{f"k{i}": {}}))) for i in range(3)]
             compiled = await asyncio.gather(*others)
             assert all(each.payload for each in compiled)
-            with pytest.raises(GrammarTooComplex, match=r"longer than 0\.7 s") as caught:
+            with pytest.raises(GrammarTooComplex, match=r"more than 0\.7 s of proc") as caught:
                 await bomb
             return caught.value.param
 
         assert asyncio.run(run()) == "response_format"
-        assert pool.stats.counts["killed_time"] == 1
+        assert pool.stats.counts["killed_processor"] == 1
         began = time.monotonic()
         with pytest.raises(GrammarTooComplex):
             pool.compile_blocking(BOMBS["grammar of repetitions"])
@@ -142,8 +146,101 @@ def test_beyond_the_limit_of_time_the_error_says_so_and_others_compile_meanwhile
         pool.close()
 
 
+def stopped(pool: CompilePool) -> int:
+    """The process id of the pool's one worker, which is ready, and has no processor any more."""
+    pool.compile_blocking(schema({"type": "boolean"}))
+    (pid,) = pool.worker_pids
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def test_a_grammar_that_waits_for_the_processor_is_not_too_complex():
+    """What its worker does not get counts for nothing, be it more than it may take."""
+    limit_s = 0.5
+    settings = PoolSettings(processor_limit_s=limit_s, wall_limit_s=MARGIN_S, has_spare=False)
+    pool = CompilePool(vocabulary(), settings)
+    try:
+        pid = stopped(pool)
+        with ThreadPoolExecutor(1) as asking:
+            answer = asking.submit(pool.compile_blocking, schema(closed(a={"type": "integer"})))
+            try:
+                with pytest.raises(TimeoutError):
+                    answer.result(timeout=2 * limit_s)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            assert answer.result().payload
+        assert pool.stats.counts == {"compiled": 2}
+        assert pool.worker_pids == [pid]
+    finally:
+        pool.close()
+
+
+# More than a socket holds is not even sent to a worker that does not read.
+@pytest.mark.parametrize("num_bytes", [10, 900_000])
+def test_a_worker_that_stands_still_costs_a_retry_and_is_replaced(num_bytes):
+    """That is not kept as the grammar's outcome: the next one who asks gets the grammar."""
+    pool = CompilePool(vocabulary(), PoolSettings(wall_limit_s=2.0, has_spare=False))
+    spec = GrammarSpec(kind=GrammarKind.REGEX, content="a" * num_bytes)
+    try:
+        pid = stopped(pool)
+        began = time.monotonic()
+        with pytest.raises(GrammarDelayed, match="Retry") as caught:
+            pool.compile_blocking(spec)
+        assert 2 <= time.monotonic() - began < 2 + MARGIN_S
+        assert isinstance(caught.value, Overloaded)
+        assert (caught.value.status, caught.value.retry_after_s) == (503, 1)
+        after = outcome(pool, spec)
+        if num_bytes < 64 << 10:
+            assert isinstance(after, CompiledGrammar)
+        else:
+            assert isinstance(after, GrammarTooComplex)
+        assert pool.stats.counts["killed_time"] == pool.stats.counts["failed"] == 1
+        assert pool.worker_pids != [pid]
+        assert not Path(f"/proc/{pid}").exists()
+    finally:
+        pool.close()
+
+
+def test_a_worker_that_its_own_alarm_ends_was_too_late_and_nothing_worse():
+    """On a busy machine its clock may be read before the pool's."""
+    limits = WorkerLimits(processor_limit_s=MARGIN_S, wall_limit_s=MARGIN_S, memory_bytes=1 << 30)
+    late = CompileWorker(limits)
+    try:
+        late.learn(vocabulary())
+        os.kill(late.pid, signal.SIGALRM)
+        with pytest.raises(TookTooLong) as caught:
+            late.compile(job_of(schema({}), vocabulary()))
+        assert not caught.value.starting
+    finally:
+        late.kill()
+
+
+def test_a_worker_ends_by_itself_when_a_job_has_used_up_its_processor_time():
+    """A job that burns ends by the timer of processor time, also where the parent blocks it."""
+    limits = WorkerLimits(processor_limit_s=0.3, wall_limit_s=MARGIN_S, memory_bytes=1 << 30)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})
+    ignored = signal.signal(signal.SIGPROF, signal.SIG_IGN)
+    try:
+        burning = CompileWorker(limits)
+    finally:
+        signal.signal(signal.SIGPROF, ignored)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        burning.learn(vocabulary())
+        with pytest.raises(TookTooMuch):
+            burning.compile(job_of(BOMBS["grammar of repetitions"], vocabulary()))
+        assert burning.kill() == -signal.SIGPROF
+    finally:
+        burning.kill()
+
+
 def test_memory_has_a_limit_too():
-    limited = PoolSettings(memory_bytes=24 << 20, wall_limit_s=MARGIN_S, has_spare=False)
+    limited = PoolSettings(
+        memory_bytes=24 << 20,
+        processor_limit_s=MARGIN_S,
+        wall_limit_s=2 * MARGIN_S,
+        has_spare=False,
+    )
     pool = CompilePool(vocabulary(), limited)
     try:
         with pytest.raises(GrammarTooComplex, match="memory"):
@@ -266,11 +363,11 @@ def test_a_worker_killed_from_outside_costs_nobody_a_request():
         pool.close()
 
 
-def test_a_worker_that_is_slow_to_start_is_waited_for(monkeypatch):
+def test_a_worker_that_is_slow_to_start_is_waited_for():
     """It reads nothing until Python has started, which takes seconds where all cores are busy."""
-    monkeypatch.setattr(worker, "_SEND_LIMIT_S", 1e-6)
+    limits = WorkerLimits(processor_limit_s=1e-6, wall_limit_s=1e-6, memory_bytes=1 << 30)
     large = vocabulary().extended({WIDTH + i: b"%01000d" % i for i in range(600)})
-    slow = worker.CompileWorker(worker.WorkerLimits(wall_limit_s=60, memory_bytes=1 << 30))
+    slow = CompileWorker(limits)
     try:
         slow.learn(large)
         assert slow.alive

@@ -14,10 +14,15 @@ if TYPE_CHECKING:
     from plait.platform.server.structured.grammars import Grammars
     from plait.structured.pool import PoolStats
 
-_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 # The pool's counts by the label that they get: where a grammar came from, why a compile ended.
 _HITS = {"hits_memory": "memory", "hits_disk": "disk", "hits_pending": "pending"}
-_KILLED = {"killed_time": "time", "killed_outside": "outside", "crashed": "memory_or_crash"}
+_KILLED = {
+    "killed_processor": "processor_time",
+    "killed_time": "time",
+    "killed_outside": "outside",
+    "crashed": "memory_or_crash",
+}
 
 
 class GrammarMetrics:
@@ -27,7 +32,7 @@ class GrammarMetrics:
         self._registry = registry
         self._seconds = Histogram(
             "plait:grammar_compile_seconds",
-            "Seconds of compiling a grammar; refused ones have the backend none.",
+            "Seconds of compiling a grammar; those that were not compiled have the backend none.",
             ["backend"],
             buckets=_BUCKETS,
             registry=registry,
@@ -64,7 +69,7 @@ class _GrammarCollector(Collector):
             ("mask_wait_seconds", "Of these, what steps waited for.", stats.mask_wait_seconds),
             ("grammar_forced_tokens", "Tokens proposed as forced.", forced),
             ("grammar_forced_tokens_accepted", "Forced tokens that became output.", accepted),
-            ("grammar_faults", "Answers that a broken matcher ended.", stats.grammar_faults),
+            ("grammar_faults", "Answers that ended as a matcher broke down.", stats.grammar_faults),
         ):
             counter = CounterMetricFamily(f"plait:{name}", text)
             counter.add_metric((), value)
@@ -83,7 +88,12 @@ def _pool(stats: PoolStats) -> Iterator[Metric]:
         "grammar_cache_hits", "Grammars that were found compiled.", "level", _HITS, stats
     )
     yield _labelled("grammar_compile_killed", "Compiles that were ended.", "reason", _KILLED, stats)
-    outcomes = {"compiled": "compiled", "refused": "refused", "hits_refused": "refused_before"}
+    outcomes = {
+        "compiled": "compiled",
+        "refused": "refused",
+        "hits_refused": "refused_before",
+        "failed": "failed",
+    }
     yield _labelled("grammar_compiles", "Compiles by outcome.", "outcome", outcomes, stats)
 
 
