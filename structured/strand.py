@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.platform.core import CompiledGrammar, Sequence, SequenceState
-from plait.platform.errors import GrammarFault, GrammarTooComplex, PlaitError
+from plait.platform.errors import BadRequest, GrammarFault, GrammarTooComplex, PlaitError
 from plait.platform.strand import Strand
 from plait.structured.masks import MaskEntry, MaskFiller
 from plait.structured.matcher import MatcherStore
@@ -308,8 +308,8 @@ class GrammarStrand(Strand):
     def _given(self, opened: Future[Matcher]) -> Matcher:
         try:
             return opened.result()
-        except PlaitError:
-            self._counts["grammar_faults"] += 1
+        except PlaitError as error:
+            self._counts["grammar_faults"] += not isinstance(error, BadRequest)
             raise
         except Exception as error:
             log.exception("a grammar could not be opened")
@@ -348,14 +348,14 @@ class GrammarStrand(Strand):
     def _fault(self, sequence: Sequence, error: Exception) -> PlaitError:
         grammar = sequence.request.grammar
         assert grammar is not None
-        self._counts["grammar_faults"] += 1
         self._forget(grammar)
-        if isinstance(error, GrammarTooComplex):
+        if isinstance(error, GrammarTooComplex):  # the client's, not ours
             log.warning("request %s: its grammar takes too long", sequence.request.request_id)
             self._too_dear[grammar.key] = error
             while len(self._too_dear) > _MAX_TOO_DEAR:
                 self._too_dear.popitem(last=False)
             return error
+        self._counts["grammar_faults"] += 1
         log.error("request %s: its grammar failed", sequence.request.request_id, exc_info=error)
         return error if isinstance(error, GrammarFault) else GrammarFault(str(error))
 

@@ -72,6 +72,7 @@ def test_only_the_requests_of_a_grammar_that_takes_too_long_end(
     assert end.error is not None
     assert end.error[0] == "grammar_too_complex"
     assert engine.stats.num_steps - steps <= 1
+    assert engine.stats.grammar_faults == 0  # none of ours
 
 
 @pytest.mark.parametrize("method", ["fill", "accept"])
@@ -92,4 +93,5 @@ def test_a_bound_of_the_library_is_the_grammars_fault_and_no_internal_error(
     (end,) = ended(events, "dear")
     assert end.error is not None
     assert end.error[0] == "grammar_too_complex"
+    assert engine.stats.grammar_faults == 0
     assert ended(events, "free")[0].error is None

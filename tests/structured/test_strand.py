@@ -34,7 +34,7 @@ from plait.adapters.pool import AdapterPool
 from plait.adapters.strand import AdapterStrand
 from plait.platform.core import AdapterUse, CompiledGrammar, Event, FinishReason, Request
 from plait.platform.engine import Engine
-from plait.platform.errors import GrammarFault
+from plait.platform.errors import GrammarFault, GrammarTooComplex
 from plait.structured.matcher import Matcher, MatcherStore
 from plait.structured.spec import GrammarKind
 from plait.structured.strand import GrammarStrand
@@ -222,8 +222,18 @@ def test_an_abort_while_a_grammar_is_opened_leaves_nothing() -> None:
     store.go.set()
 
 
-@pytest.mark.parametrize("error", [GrammarFault("no"), RuntimeError("no")], ids=repr)
-def test_a_grammar_that_cannot_be_opened_ends_its_request_alone(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "is_ours"),
+    [
+        (GrammarFault("no"), "grammar_internal_error", True),
+        (RuntimeError("no"), "grammar_internal_error", True),
+        (GrammarTooComplex("no"), "grammar_too_complex", False),
+    ],
+    ids=repr,
+)
+def test_a_grammar_that_cannot_be_opened_ends_its_request_alone(
+    error: Exception, code: str, is_ours: bool
+) -> None:
     store = SlowStore(error)
     store.go.set()
     engine, strand = make_engine(store=store)
@@ -231,8 +241,9 @@ def test_a_grammar_that_cannot_be_opened_ends_its_request_alone(error: Exception
     engine.add(request("free"))
     ends = {(e.request_id, e.index): e for e in drain(engine, strand) if e.finish_reason}
     for index in range(2):
-        assert ends["bad", index].error[0] == "grammar_internal_error"
+        assert ends["bad", index].error[0] == code
     assert ends["free", 0].error is None
+    assert (engine.stats.grammar_faults > 0) is is_ours
 
 
 def test_a_grammar_for_another_vocabulary_is_refused() -> None:
