@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from plait.platform.errors import BadRequest, InvalidSchema, Unsupported
+from plait.platform.errors import BadRequest, InvalidGrammar, InvalidSchema, Unsupported
 from plait.structured.spec import GrammarKind, GrammarSpec
 
 # Fields that hold a constraint, in the order in which they are read; hints stand below.
@@ -41,6 +41,21 @@ _SWITCHES = (
     "assert_formats",
     "disable_any_whitespace",
     "disable_additional_properties",
+)
+_OPTIONS = (*_SWITCHES, "whitespace_pattern")
+# What they say something about; beside anything else they would have no effect.
+_SCHEMAS = frozenset({GrammarKind.JSON_SCHEMA})
+_JSON = _SCHEMAS | {GrammarKind.JSON_OBJECT}
+_ABOUT: dict[str, frozenset[GrammarKind]] = {
+    "any_whitespace": _JSON,
+    "disable_any_whitespace": _JSON,
+    "whitespace_pattern": _JSON,
+    "any_form": _SCHEMAS,
+    "assert_formats": _SCHEMAS,
+    "disable_additional_properties": _SCHEMAS,
+}
+_DEFAULTS_SENT = frozenset(  # by vLLM's clients, as false
+    {"any_whitespace", "disable_any_whitespace", "disable_additional_properties"}
 )
 # Of a schema's keywords: whose values map names to schemas, and whose are no schemas.
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -74,10 +89,31 @@ def read_constraint(fields: Mapping[str, Any]) -> GrammarSpec | None:
                 "guided_whitespace_pattern needs a constraint", param="guided_whitespace_pattern"
             )
         return None
-    if pattern is not None:
-        options = {**found[0].options, "whitespace_pattern": pattern}
-        return replace(found[0], options=options)
-    return found[0]
+    return found[0] if pattern is None else _spaced(found[0], pattern)
+
+
+def _spaced(spec: GrammarSpec, pattern: Any) -> GrammarSpec:
+    """With a `guided_whitespace_pattern`."""
+    param = "guided_whitespace_pattern"
+    if spec.param.startswith("structured_outputs"):
+        inner = "structured_outputs.whitespace_pattern"
+        raise BadRequest(f"{param} and structured_outputs do not mix: use {inner}", param=param)
+    spec = replace(spec, options={**spec.options, "whitespace_pattern": pattern})
+    _check_options(spec)
+    return spec
+
+
+def _check_options(spec: GrammarSpec) -> None:
+    """Refuse an option that has no effect on what is constrained."""
+    for name, value in spec.options.items():
+        idle = value is False and name in _DEFAULTS_SENT
+        if spec.kind not in _ABOUT[name] and not idle:
+            what = "JSON schemas" + " and json_object" * (GrammarKind.JSON_OBJECT in _ABOUT[name])
+            param = spec.param_of(name)
+            raise BadRequest(
+                f"{param} is about {what} and has no effect on {spec.param}; leave it out",
+                param=param,
+            )
 
 
 def _plain(name: str, value: Any) -> GrammarSpec | None:
@@ -107,6 +143,8 @@ def _content(kind: GrammarKind, value: Any, param: str) -> Any:
         isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
     ):
         raise BadRequest(f"{param} is a list of strings", param=param)
+    if kind is GrammarKind.CHOICE and not value:
+        raise InvalidGrammar(f"{param} is empty: give one choice at least", param=param)
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -189,7 +227,7 @@ def _structured_outputs(value: Any) -> GrammarSpec | None:
     given = {key: inner for key, inner in value.items() if inner is not None}
     # vLLM's clients send its defaults along.
     hints = {"_backend", "_backend_was_auto", "disable_fallback", "backend"}
-    _known(given, {*_OUTPUTS, *_SWITCHES, "whitespace_pattern", *hints}, at)
+    _known(given, {*_OUTPUTS, *_OPTIONS, *hints}, at)
     kinds = [key for key in _OUTPUTS if key in given and given[key] is not False]
     if len(kinds) > 1:
         raise BadRequest(f"{at}: {' and '.join(kinds)} exclude each other: give one", param=at)
@@ -198,10 +236,11 @@ def _structured_outputs(value: Any) -> GrammarSpec | None:
             return None
         raise BadRequest(f"{at} needs one of {', '.join(_OUTPUTS)}", param=at)
     kind, param = _OUTPUTS[kinds[0]], f"{at}.{kinds[0]}"
-    options = {key: given[key] for key in (*_SWITCHES, "whitespace_pattern") if key in given}
+    options = {key: given[key] for key in _OPTIONS if key in given}
     for key in _SWITCHES:
         if not isinstance(options.get(key, False), bool):
             raise BadRequest(f"{at}.{key} is true or false", param=f"{at}.{key}")
+    _check_options(GrammarSpec(kind=kind, param=param, options=options))
     closed = options.pop("disable_additional_properties", False)
     if kind is GrammarKind.JSON_OBJECT:
         spec = _switched(given["json_object"], param)

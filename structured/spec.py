@@ -32,3 +32,8 @@ class GrammarSpec:
     param: str = "response_format"  # the request's field, for errors
     strict: bool = False  # closed objects are demanded, as OpenAI does
     options: dict[str, Any] = field(default_factory=dict)  # whitespace_pattern, any_form, …
+
+    def param_of(self, option: str) -> str:
+        """The request's field that has an option, for errors."""
+        outer = self.param.partition(".")[0]
+        return f"{outer}.{option}" if outer == "structured_outputs" else f"guided_{option}"

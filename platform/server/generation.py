@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from plait.platform.core import CompiledGrammar, Event, Request, SamplingParams, TokenLogprobs
-from plait.platform.errors import BadRequest, InternalError, Overloaded
+from plait.platform.errors import BadRequest, GrammarTooComplex, InternalError, Overloaded
 from plait.platform.server.errors import event_error
 from plait.platform.server.responses import (
     DraftCounts,
@@ -67,10 +67,16 @@ class Generation:
     """Runs requests, keeps their answers and counts their tokens."""
 
     def __init__(
-        self, context: ServerContext, call: Call, requests: list[Request], prompts: list[Prompt]
+        self,
+        context: ServerContext,
+        call: Call,
+        requests: list[Request],
+        prompts: list[Prompt],
+        constraint_param: str | None = None,
     ) -> None:
         self._context = context
         self._call = call
+        self._constraint_param = constraint_param  # the field whose grammar holds, for errors
         self._requests = requests  # until they are sent: images are large
         self._num_image_tokens = sum(p.images.num_tokens for p in prompts if p.images)
         self.prompts = prompts = [replace(p, images=None) for p in prompts]
@@ -114,6 +120,8 @@ class Generation:
     def _take(self, prompt_index: int, event: Event) -> Answer:
         error = event_error(event)
         if error is not None:
+            if isinstance(error, GrammarTooComplex):
+                error.param = self._constraint_param
             raise error
         answer = self.answers[prompt_index * self._n + event.index]
         answer.add(event)
@@ -243,12 +251,14 @@ async def _made(
     constrain: Callable[[Prompt], GrammarSpec] | None,
 ) -> Generation:
     """Prompts and requests; nothing else holds them when this returns."""
-    grammar = None
+    grammar = param = None
     if constrain is not None:
         made = await context.in_pool(make_prompts, room)
         make_prompts = partial(_same, made)
+        spec = constrain(made[0])
+        param = spec.param
         grammar = await context.grammars.compile(
-            constrain(made[0]),
+            spec,
             target=call.target,
             tenant=call.tenant,
             time_left_s=call.time_left_s(),
@@ -256,7 +266,7 @@ async def _made(
     prompts, requests = await context.in_pool(
         _requests, context, call, params, make_prompts, room, grammar
     )
-    return Generation(context, call, requests, prompts)
+    return Generation(context, call, requests, prompts, param)
 
 
 def _same(prompts: list[Prompt], _room: int) -> list[Prompt]:

@@ -37,15 +37,16 @@ def read(spec: GrammarSpec) -> Whitespace:
     if asked is None:
         some = spec.options.get("any_whitespace") is True
         return Whitespace(some and spec.options.get("disable_any_whitespace") is not True)
+    param = spec.param_of("whitespace_pattern")
     if not isinstance(asked, str):
-        raise InvalidRegex("'whitespace_pattern' is a regular expression", param=spec.param)
+        raise InvalidRegex("'whitespace_pattern' is a regular expression", param=param)
     try:
         node = _bounded(regex.fullmatch(asked))
     except regex.RegexError as error:
-        raise InvalidRegex(f"'whitespace_pattern' has {error}", param=spec.param) from None
+        raise InvalidRegex(f"'whitespace_pattern' has {error}", param=param) from None
     if node == regex.NOTHING:
         raise InvalidRegex(
-            "'whitespace_pattern' may match spaces, tabs and line ends only", param=spec.param
+            "'whitespace_pattern' may match spaces, tabs and line ends only", param=param
         )
     pattern = regex.render(node)
     note = () if pattern == asked else (f"whitespace is bounded: {pattern!r}",)

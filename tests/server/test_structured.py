@@ -7,7 +7,8 @@ import pytest
 from support.fake_engine import FakeEngine
 from support.http_app import MESSAGES, Connection, http_client, make_app, sse_events
 
-from plait.platform.errors import BadRequest
+from plait.platform.core import Event, FinishReason
+from plait.platform.errors import BadRequest, GrammarDelayed
 from plait.structured.params import StructuredOutputs
 from plait.structured.requests import read_constraint
 from plait.structured.spec import GrammarKind
@@ -158,12 +159,45 @@ def test_how_a_schema_is_taken_is_an_option_where_it_is_given():
         ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex"),
         ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex"),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"guided_choice": []}, "guided_choice"),
+        (
+            {"structured_outputs": {"json": {}}, "guided_whitespace_pattern": " "},
+            "guided_whitespace_pattern",
+        ),
+        ({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        *(
+            ({"structured_outputs": {**kind, name: value}}, f"structured_outputs.{name}")
+            for kind in ({"regex": "a"}, {"choice": ["a"]}, {"grammar": 'start: "a"'})
+            for name, value in (
+                ("any_form", False),
+                ("assert_formats", True),
+                ("any_whitespace", True),
+                ("whitespace_pattern", " "),
+                ("disable_additional_properties", True),
+            )
+        ),
+        (
+            {"structured_outputs": {"json_object": True, "any_form": True}},
+            "structured_outputs.any_form",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": TAG, "any_whitespace": True}},
+            "structured_outputs.any_whitespace",
+        ),
     ],
 )
 def test_what_contradicts_or_is_no_constraint_is_refused_by_name(fields, param):
     with pytest.raises(BadRequest) as refusal:
         read_constraint(fields)
     assert refusal.value.param == param
+
+
+def test_defaults_that_clients_send_along_are_taken_beside_anything():
+    assert StructuredOutputs(regex="a").spec().content == "a"
+    sent = {"any_whitespace": False, "whitespace_pattern": None, "any_form": None}
+    sent |= {"disable_any_whitespace": False, "disable_additional_properties": False}
+    assert read_constraint({"structured_outputs": {"choice": ["a"], **sent}}).content == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +212,25 @@ def test_what_contradicts_or_is_no_constraint_is_refused_by_name(fields, param):
         ({"guided_json": {"type": "strung"}}, "invalid_schema", "guided_json", "strung"),
         ({"guided_regex": "("}, "invalid_regex", "guided_regex", ""),
         ({"guided_grammar": "root ::= ("}, "invalid_grammar", "guided_grammar", ""),
-        ({"guided_choice": []}, "invalid_grammar", "guided_choice", ""),
+        ({"guided_choice": []}, "invalid_grammar", "guided_choice", "empty"),
+        (
+            {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "("}},
+            "invalid_regex",
+            "structured_outputs.whitespace_pattern",
+            "'whitespace_pattern'",
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": 5}},
+            "invalid_regex",
+            "structured_outputs.whitespace_pattern",
+            "regular expression",
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "guided_whitespace_pattern": "x"},
+            "invalid_regex",
+            "guided_whitespace_pattern",
+            "spaces",
+        ),
         (
             {"guided_json": {"enum": list(range(1001))}},
             "grammar_too_complex",
@@ -205,6 +257,57 @@ async def test_what_cannot_be_enforced_is_a_400_that_names_it(served, fields, co
     assert error["code"] == code or code is None
     assert error["param"] == param
     assert words in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "(a{0,9}){0,9}"}, "guided_regex"),
+        ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs.json"),
+    ],
+)
+async def test_a_grammar_that_turns_out_too_dear_in_the_engine_names_its_field_too(
+    served, shared_engine, path, fields, param
+):
+    fault = Event(
+        request_id="dear",
+        index=0,
+        finish_reason=FinishReason.ERROR,
+        error=("grammar_too_complex", "slow"),
+    )
+    shared_engine.fail_after = (1, fault)
+    try:
+        response = await served.post(path, json=body(path, **fields))
+    finally:
+        shared_engine.fail_after = None
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["code"] == "grammar_too_complex"
+    assert response.json()["error"]["param"] == param
+
+
+async def test_a_compile_that_the_machine_did_not_get_to_is_a_503_to_be_retried():
+    engine = FakeEngine()
+    app = make_app(engine)
+
+    class Late:
+        stats = None
+
+        async def compile(self, *_args, **_kwargs):
+            raise GrammarDelayed("the grammar is not compiled yet: the machine is busy")
+
+        def close(self):
+            pass
+
+    app.state.context.grammars._pool = Late()  # as if it had been started
+    async with app.router.lifespan_context(app), http_client(app) as client:
+        response = await client.post(CHAT, json=body(CHAT, guided_regex="a"))
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "grammar_compile_delayed"
+        assert response.headers["retry-after"] == "1"
+        assert "x-should-retry" not in response.headers
+        assert app.state.context.admission.in_flight == 0
+    assert not engine.requests
 
 
 async def test_models_without_an_end_token_refuse_constraints_by_name():
