@@ -56,7 +56,9 @@ class PoolSettings:
     num_workers: int = 1
     has_spare: bool = True  # a further one stands ready for when one is killed
     processor_limit_s: float = 2.0  # beyond it a grammar is too complex
-    wall_limit_s: float = 10.0  # beyond it the machine is too busy, and others have waited enough
+    # Beyond it the machine is too busy, and others have waited enough. Workers are niced: where a
+    # model keeps all cores busy, they get a quarter of one, or a tenth beside other processes.
+    wall_limit_s: float = 30.0
     memory_bytes: int = 1 << 30
     max_pending: int = 64  # compiles that wait or run
     max_pending_per_tenant: int = 16

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from plait.platform.server.structured.grammars import Grammars
     from plait.structured.pool import PoolStats
 
-_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 # The pool's counts by the label that they get: where a grammar came from, why a compile ended.
 _HITS = {"hits_memory": "memory", "hits_disk": "disk", "hits_pending": "pending"}
 _KILLED = {
