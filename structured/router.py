@@ -147,6 +147,9 @@ def by_llguidance(
     number = prove.respelled(found.schema)
     if number is not None:
         raise refused(_misspelled(number, found), spec.param)
+    text = prove.unwritten(found.schema)
+    if text is not None:
+        raise refused(_unwritten(text, found), spec.param)
 
     def refusal(error: str) -> Exception:
         return _llguidance_refusal(error, found, spec)
@@ -242,6 +245,12 @@ def _misspelled(number: float, found: Normalised) -> Refusal:
     pointer, keyword = next(iter(listings or bounds), ("", "enum"))
     why = f"{number} would come out as another number"
     return Refusal(pointer, keyword, why, "write numbers beyond 53 bits as strings")
+
+
+def _unwritten(text: str, found: Normalised) -> Refusal:
+    pointer, keyword = next((k for k in found.keywords if k[1] in ("enum", "const")), ("", "enum"))
+    why = f"{text!r} has a control character that is never written"
+    return Refusal(pointer, keyword, why, "leave it out")
 
 
 def _llguidance_refusal(error: str, found: Normalised, spec: GrammarSpec) -> Exception:

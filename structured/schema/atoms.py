@@ -139,15 +139,6 @@ class Pattern(Atom):
 
 @_hashed_once
 @dataclass(frozen=True, slots=True)
-class Format(Atom):
-    """A string of a format that llguidance enforces."""
-
-    name: str
-    at: str = field(compare=False, default="")
-
-
-@_hashed_once
-@dataclass(frozen=True, slots=True)
 class Prefix(Atom):
     """The item at an index, where there is one."""
 

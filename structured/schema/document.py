@@ -67,6 +67,7 @@ class Document:
         self._targets: dict[tuple[str, str], str] = {}
         self._nodes: dict[str, Any] = {}
         self._inner: dict[str, list[tuple[str, Any]]] = {}
+        self.starts = [""]  # the root, and what references found where no keyword leads
         self._index("", root, "")
 
     def _index(self, start: str, schema: Any, base: str) -> None:
@@ -106,14 +107,18 @@ class Document:
         return base
 
     def walk(self) -> list[tuple[str, dict[str, Any]]]:
-        """All schemas but true and false that keywords lead to, with their pointers, in order."""
-        found, waiting = [], [("", self.root)]
+        """All schemas but true and false that are known of, with their pointers, in order."""
+        found, waiting = [], [(at, self._nodes[at]) for at in reversed(self.starts)]
         while waiting:
             at, schema = waiting.pop()
             if isinstance(schema, dict):
                 found.append((at, schema))
                 waiting += reversed(self._inner[at])
         return found
+
+    def inner(self, at: str) -> list[tuple[str, Any]]:
+        """The schemas directly inside the schema at a pointer, with theirs."""
+        return self._inner.get(at, [])
 
     def at(self, pointer: str) -> Any:
         """The schema at a pointer that `resolve` or `children` gave."""
@@ -191,6 +196,7 @@ class Document:
         if pointer not in self._bases:
             # A pointer may pass another resource on its way, or lead where no keyword leads.
             self._index(pointer, schema, self._base(pointer))
+            self.starts.append(pointer)
         return pointer
 
     def _refused(self, at: str, keyword: str, why: str) -> Undecidable:

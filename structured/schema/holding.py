@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from plait.structured.schema import atoms
 from plait.structured.schema.atoms import TRUE, Alternatives, Atom
 from plait.structured.schema.derive import matches
-from plait.structured.schema.refusal import Refusal, Undecidable
+from plait.structured.schema.refusal import Undecidable
 from plait.structured.schema.values import exact, identity, is_integer
 
 if TYPE_CHECKING:
@@ -104,13 +104,6 @@ def _(atom: atoms.Length, reader: Reader, value: Any) -> bool:
 @holds.register(atoms.Pattern)
 def _(atom: atoms.Pattern, reader: Reader, value: Any) -> bool:
     return matches(atom.node, value)
-
-
-@holds.register(atoms.Format)
-def _(atom: atoms.Format, reader: Reader, value: Any) -> bool:
-    why = "whether the listed values are of this format is not decided"
-    instead = "leave the format out: the list says it already"
-    raise Undecidable(Refusal(atom.at, "format", why, instead))
 
 
 @holds.register(atoms.Prefix)

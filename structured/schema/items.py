@@ -116,11 +116,6 @@ def _is_spellable(text: str) -> bool:
 
 def _of_string(node: Node) -> Language | None:
     """The language of one node; None for one that is free whatever was written."""
-    if "format" in node:
-        raise NotProven(
-            f"strings of the format {node['format']!r} are not counted",
-            "say it by 'pattern', or leave the format out",
-        )
     patterns = _patterns(node)
     low, high = node.get("minLength", 0), node.get("maxLength")
     if not patterns:

@@ -17,7 +17,6 @@ from plait.structured.schema.atoms import (
     Contains,
     Count,
     Exists,
-    Format,
     Items,
     KeyPattern,
     Length,
@@ -177,14 +176,19 @@ def language(at: str, keyword: str, pattern: str, positive: bool) -> Alternative
         node = regex.search(pattern)
     except regex.RegexError as error:
         return _poison(at, keyword, f"the pattern {pattern!r} has {error}", "write it without")
-    if positive:
-        return [(Pattern(node, place),)]
-    from plait.structured.schema import automata
+    if not positive:
+        from plait.structured.schema import automata
 
-    others = automata.complement(node)
-    if others is None:
-        return _undeniable(at, keyword, "the strings outside of the pattern are too many to tell")
-    return [(Pattern(others, place),)]
+        others = automata.complement(node)
+        if others is None:
+            return _undeniable(
+                at, keyword, "the strings outside of the pattern are too many to tell"
+            )
+        node = others
+    if regex.is_unwritten(node):
+        why = "all strings that it allows have control characters that answers never have"
+        return _poison(at, keyword, why, "leave them out")
+    return [(Pattern(node, place),)]
 
 
 def _format(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
@@ -197,12 +201,12 @@ def _format(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator
         if reader.meaning.by_draft:
             reader.notes[FORMATS_ASSERT_NOTHING] = None
         return
-    if name in formats.PATTERNS:
-        yield language(at, "format", formats.PATTERNS[name], positive)
-    elif name in formats.ENFORCED:
-        place = f"{at}/format"
-        denied = _undeniable(at, "format", "the strings outside of a format cannot be described")
-        yield [(Format(name, place),)] if positive else denied
+    if form := formats.FORMS.get(name):
+        parts = [language(at, "format", pattern, positive) for pattern in form.patterns]
+        if form.longest is not None:
+            bound = (0, form.longest) if positive else (form.longest + 1, None)
+            parts.append([(Length(*bound),)])
+        yield from parts if positive else [[branch for part in parts for branch in part]]
     elif name in formats.REFUSED:
         yield _poison(
             at,
@@ -347,8 +351,8 @@ def _keys(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[A
 
 def _required(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator[Alternatives]:
     names = schema.get("required", [])
-    if isinstance(names, bool):  # draft 3, where it belongs to the property
-        names = []
+    if isinstance(names, bool):
+        names = []  # refused by `faults`
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise reader.invalid(f"{at}/required", "'required' is a list of keys")
     if positive and names:

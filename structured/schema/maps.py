@@ -295,7 +295,7 @@ def _language(shape: Shape, at: str) -> Node:
     if isinstance(shape, Refused):
         raise Undecidable(shape.refusal)
     nodes: list[Node] = []
-    if isinstance(shape, String) and not shape.format:
+    if isinstance(shape, String):
         nodes = list(shape.patterns)
         if shape.low or shape.high is not None:
             nodes.append(repeat(ANY_CHAR, shape.low, shape.high))

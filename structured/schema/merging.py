@@ -11,7 +11,6 @@ from plait.structured.schema.atoms import (
     NEVER,
     Bound,
     Branch,
-    Format,
     Formula,
     Fractional,
     Integer,
@@ -257,7 +256,6 @@ def _lcm(one: Fraction, other: Fraction) -> Fraction:
 def _strings(branch: Branch) -> list[Shape]:
     low, high = 0, None
     patterns = dict.fromkeys(a.node for a in branch if isinstance(a, Pattern))
-    formats = list(dict.fromkeys(a for a in branch if isinstance(a, Format)))
     for atom in branch:
         if isinstance(atom, Length):
             low = max(low, atom.low)
@@ -268,11 +266,7 @@ def _strings(branch: Branch) -> list[Shape]:
             patterns[without(str(v) for v in values_of(atom))] = None
     if high is not None and low > high:
         return []
-    if len(formats) > 1:
-        why = f"a string cannot be held to be {formats[0].name!r} and {formats[1].name!r} at once"
-        return [Refused(Refusal(formats[1].at, "format", why, "keep one of them"))]
     nodes = tuple(patterns)
     if any(disjoint(p, q) for i, p in enumerate(nodes) for q in nodes[:i]):
         return []
-    name = formats[0].name if formats else None
-    return [String(low=low, high=high, patterns=nodes, format=name)]
+    return [String(low=low, high=high, patterns=nodes)]

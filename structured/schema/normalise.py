@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.platform.errors import GrammarTooComplex
+from plait.structured.schema import faults, uniqueness
 from plait.structured.schema import meaning as meanings
-from plait.structured.schema import uniqueness
 from plait.structured.schema.document import Document
 from plait.structured.schema.limits import Limits, check_bounds
 from plait.structured.schema.meaning import Meaning
@@ -118,9 +118,9 @@ def _normalised(
     if spec.options.get("disable_additional_properties") is True:
         schema = _closed(schema)
     document = Document(schema, spec.param, text)
-    nodes = document.walk()
-    used = _keywords(nodes)
-    refusals = dict.fromkeys(_forbidden(nodes))
+    foreign = tuple(faults.foreign_dialects(document.walk()))
+    if foreign:
+        return Normalised(False, foreign, (), ())
     meaning = meanings.read(schema, text, spec)
     reader = Reader(document, limits, meaning)
     writer = Writer(reader)
@@ -130,21 +130,24 @@ def _normalised(
         raise GrammarTooComplex(
             "the schema leads too deep through its references; flatten it", param=spec.param
         ) from None
-    refusals |= writer.refusals
+    nodes = document.walk()
+    refusals = dict.fromkeys(faults.of_nodes(nodes)) | writer.refusals
     # What was written beside refusals has holes.
     planned = (
         uniqueness.Plan(written) if refusals else uniqueness.plan(written, writer.text, whole=whole)
     )
     refusals |= dict.fromkeys(planned.refusals)
     if spec.strict:
-        refusals |= dict.fromkeys(map(_open_object, writer.open_objects))
+        refusals |= dict.fromkeys(map(faults.open_object, writer.open_objects))
+        refusals |= dict.fromkeys(faults.of_strict(document))
     unknown = _unknown(nodes)
     notes = [f"unknown keywords assert nothing: {', '.join(unknown[:20])}"] if unknown else []
+    notes += faults.dialect_notes(nodes)
     return Normalised(
         planned.schema,
         tuple(sorted(refusals, key=lambda each: each.pointer)),
         (*reader.notes, *map(_narrowed, writer.narrowed), *notes),
-        tuple(used),
+        tuple(_keywords(nodes)),
         planned.checks,
         meaning,
     )
@@ -204,23 +207,3 @@ def _keywords(nodes: _Nodes) -> list[tuple[str, str]]:
 def _unknown(nodes: _Nodes) -> list[str]:
     names = {key for _, node in nodes for key in node} - ASSERTIONS - ANNOTATIONS
     return sorted(name for name in names if not name.startswith("x-"))
-
-
-def _forbidden(nodes: _Nodes) -> Iterator[Refusal]:
-    for at, node in nodes:
-        if "x-guidance" in node:
-            yield Refusal(
-                f"{at}/x-guidance",
-                "x-guidance",
-                "it could switch enforcement off",
-                "leave it out",
-            )
-
-
-def _open_object(at: str) -> Refusal:
-    return Refusal(
-        f"{at}/additionalProperties",
-        "additionalProperties",
-        "a strict schema allows no keys beyond those it lists",
-        "set 'additionalProperties': false here",
-    )

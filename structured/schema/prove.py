@@ -6,6 +6,7 @@ tests/structured; with any other version all schemas go to llguidance, which ref
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ MAX_ALTERNATIVES = 64
 MAX_PATTERN_CHARS = 128
 _MAX_INTEGER = 2**53
 _INT64 = 2**63
+_UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _PRINTABLE = regex.common(regex.complement(((34, 34), (92, 92))), ((32, 126),))
 
 
@@ -123,6 +125,27 @@ def respelled(schema: Any) -> int | float | None:
     return None
 
 
+def unwritten(schema: Any) -> str | None:
+    """A listed text of a written schema with a control character that llguidance never writes."""
+    waiting = [schema]
+    while waiting:
+        node = waiting.pop()
+        for value in node.get("enum", ()) if isinstance(node, dict) else ():
+            for text in _texts(value):
+                if _UNWRITTEN.search(text):
+                    return text
+        waiting += inner(node)
+    return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)
+
+
 def _whole_numbers(value: Any) -> Iterator[int | float]:
     if isinstance(value, list | dict):
         for each in value.values() if isinstance(value, dict) else value:
@@ -176,8 +199,13 @@ def _integer(node: dict[str, Any]) -> list[Doubt]:
 
 def _string(node: dict[str, Any]) -> list[Doubt]:
     found = _beyond(node, {"pattern"})
-    if "pattern" in node and not is_simple(regex.fullmatch(node["pattern"])):
+    if "pattern" not in node:
+        return found
+    language = regex.fullmatch(node["pattern"])
+    if not is_simple(language):
         found.append(Doubt("pattern", "it allows what JSON escapes, or repeats long"))
+    elif not is_one_way(language):
+        found.append(Doubt("pattern", "it repeats inside of a choice or of a repetition"))
     return found
 
 
@@ -185,7 +213,7 @@ _OF_KIND = {"object": _object, "array": _array, "string": _string, "integer": _i
 
 
 def is_simple(node: regex.Node) -> bool:
-    """Whether xgrammar reads a language exactly inside a JSON string: short, plain, printable."""
+    """Whether xgrammar reads a language exactly, as a regex of its own: short, plain, printable."""
     for each in regex.walk(node):
         if isinstance(each, regex.Chars):
             if regex.common(each.ranges, _PRINTABLE) != each.ranges:
@@ -193,6 +221,25 @@ def is_simple(node: regex.Node) -> bool:
         elif isinstance(each, regex.Repeat) and max(each.low, each.high or 0) > MAX_PATTERN_CHARS:
             return False
     return spread(node) <= MAX_PATTERN_CHARS * 4
+
+
+def is_one_way(node: regex.Node) -> bool:
+    """Whether no repetition of varying count stands inside of alternatives or of another.
+
+    Inside of JSON strings xgrammar 0.2.9 merges states there that differ: by the pattern
+    `^(a{1,2}|a)$` it lets "aaa" through, and by `^(a+b)?$` it does "a".
+    """
+    for each in regex.walk(node):
+        if isinstance(each, regex.Alt) and not _is_fixed(each):
+            return False
+        if isinstance(each, regex.Repeat) and not _is_fixed(each.node):
+            return False
+    return True
+
+
+def _is_fixed(node: regex.Node) -> bool:
+    repeats = (each for each in regex.walk(node) if isinstance(each, regex.Repeat))
+    return all(each.low == each.high for each in repeats)
 
 
 def spread(node: regex.Node) -> int:

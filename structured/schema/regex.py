@@ -300,7 +300,7 @@ def _render_bounds(low: int, high: int | None) -> str:
 
 # Control characters have no other spelling than \u00…, which the routes forbid. They must also be
 # gone from the sets: llguidance 1.9 lets \" and \\ through wherever a set holds all of 0 to 31.
-_SPELLED: Ranges = ((8, 10), (12, 13), (32, MAX_CHAR))
+_SPELLED: Ranges = ((8, 10), (12, 13), (32, 126), (128, MAX_CHAR))
 
 
 def spelled(node: Node) -> Node:
@@ -313,6 +313,12 @@ def spelled(node: Node) -> Node:
         return alt([spelled(option) for option in node.options])
     assert isinstance(node, Repeat), "anchors are gone by now"
     return repeat(spelled(node.node), node.low, node.high)
+
+
+@lru_cache(maxsize=1024)
+def is_unwritten(node: Node) -> bool:
+    """Whether each string of the language has a character that routed JSON cannot spell."""
+    return node != NOTHING and spelled(node) == NOTHING
 
 
 def anchored(node: Node) -> str:

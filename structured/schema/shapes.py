@@ -34,12 +34,11 @@ class Number:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class String:
-    """Strings of some length, in all the languages, of a format."""
+    """Strings of some length, in all the languages."""
 
     low: int = 0
     high: int | None = None
     patterns: tuple[Node, ...] = ()
-    format: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

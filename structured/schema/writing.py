@@ -287,8 +287,6 @@ def _string(shape: String) -> dict[str, Any]:
         schema["minLength"] = shape.low
     if shape.high is not None:
         schema["maxLength"] = shape.high
-    if shape.format:
-        schema["format"] = shape.format
     patterns = [anchored(node) for node in shape.patterns]
     if len(patterns) == 1:
         schema["pattern"] = patterns[0]

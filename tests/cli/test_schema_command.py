@@ -40,8 +40,9 @@ def test_a_refused_keyword_is_named_and_the_exit_code_is_1(check):
 
 
 def test_strict_demands_closed_objects(check):
-    assert check({**OPEN, "additionalProperties": False}, "--strict").exit_code == 0
-    result = check(OPEN, "--strict")
+    listed = {**OPEN, "required": ["a"]}
+    assert check({**listed, "additionalProperties": False}, "--strict").exit_code == 0
+    result = check(listed, "--strict")
     assert result.exit_code == 1
     assert "additionalProperties" in result.output
 

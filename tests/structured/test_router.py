@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+import re
 import time
 from decimal import Decimal
 
@@ -257,11 +258,123 @@ def test_bounds_of_64_bit_types_are_served():
 
 
 def test_strict_demands_closed_objects():
+    schema = {"type": "object", "properties": {"a": {}}, "required": ["a"]}
     with pytest.raises(UnsupportedSchemaKeyword, match="additionalProperties"):
-        route(schema_spec({"type": "object", "properties": {"a": {}}}, strict=True))
+        route(schema_spec(schema, strict=True))
     options = {"disable_additional_properties": True}
-    spec = schema_spec({"type": "object", "properties": {"a": {}}}, strict=True, options=options)
-    assert not acceptor(route(spec)).accepts('{"b":1}')
+    grammar = acceptor(route(schema_spec(schema, strict=True, options=options)))
+    assert grammar.accepts('{"a":1}')
+    assert not grammar.accepts('{"a":1,"b":1}')
+
+
+OPTIONAL = closed({"a": {"type": "string"}, "b/c": {"type": "string"}}) | {"required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "where"),
+    [
+        (OPTIONAL, "/required"),
+        (closed({"o": OPTIONAL}), "/properties/o/required"),
+        (closed({"o": {"type": "array", "items": OPTIONAL}}), "/properties/o/items/required"),
+        (closed({"o": {"anyOf": [{"type": "null"}, OPTIONAL]}}), "/properties/o/anyOf/1/required"),
+        ({"$defs": {"d": OPTIONAL}} | closed({"o": {"$ref": "#/$defs/d"}}), "/$defs/d/required"),
+        ({"x": {"d": OPTIONAL}} | closed({"o": {"$ref": "#/x/d"}}), "/x/d/required"),
+        ({"allOf": [OPTIONAL]}, "/allOf/0/required"),
+    ],
+)
+def test_strict_demands_that_every_object_lists_all_its_properties(schema, where):
+    with pytest.raises(UnsupportedSchemaKeyword) as refused:
+        route(schema_spec(schema, strict=True))
+    assert refused.value.message.startswith(f"'required' at {where}: ")
+    assert "'b/c' is not" in refused.value.message
+    assert route(schema_spec(schema))
+
+
+def test_what_is_required_around_an_objects_part_counts_for_strict():
+    parts = [{"type": "object", "properties": {"a": {"type": "integer"}}}, {"required": ["a"]}]
+    for schema in (
+        {"allOf": parts, "additionalProperties": False, "properties": {"a": {}}},
+        closed({"a": {}}) | {"anyOf": [{"properties": {"a": {"type": "null"}}}, parts[0]]},
+        closed({"a": {"type": "object", "additionalProperties": False}}),
+        closed({"a": {"type": "string"}}) | {"if": {"properties": {"b": {"const": 1}}}},
+    ):
+        assert route(schema_spec(schema, strict=True))
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_required_as_in_draft_3_is_refused_where_it_stands(value):
+    schema = {"type": "object", "properties": {"a~b": {"type": "string", "required": value}}}
+    with pytest.raises(UnsupportedSchemaKeyword) as refused:
+        route(schema_spec({"items": schema}))
+    assert refused.value.message.startswith("'required' at /items/properties/a~0b/required: ")
+    assert "list 'a~b' in 'required' of the object at /items" in refused.value.message
+    assert route(schema_spec({"type": "object", "properties": {"required": True}}))
+
+
+@pytest.mark.parametrize(
+    "dialect",
+    [
+        "http://json-schema.org/draft-03/schema#",
+        "https://json-schema.org/draft-02/schema",
+        "http://json-schema.org/draft-08/schema#",
+        "https://json-schema.org/draft/2031-01/schema",
+        "http://example.com/draft-03/schema",
+    ],
+)
+def test_a_dialect_that_is_not_served_is_refused_by_its_name(dialect):
+    for schema in (
+        {"$schema": dialect, "type": "any"},
+        {"$defs": {"a": {"$schema": dialect}}, "type": "string"},
+    ):
+        with pytest.raises(UnsupportedSchemaKeyword, match=re.escape(repr(dialect))) as refused:
+            route(schema_spec(schema))
+        assert refused.value.message.startswith("'$schema' at /")
+
+
+@pytest.mark.parametrize(
+    "dialect",
+    [
+        *(f"http://json-schema.org/draft-0{n}/schema#" for n in (4, 5, 6, 7)),
+        "http://json-schema.org/schema#",
+        "http://json-schema.org/draft-07/hyper-schema#",
+        "https://json-schema.org/draft/2019-09/schema",
+        "https://json-schema.org/draft/2020-12/schema",
+    ],
+)
+def test_the_dialects_of_the_standard_are_served_as_they_are(dialect):
+    assert route(schema_spec({"$schema": dialect, "type": "string"})).notes == ()
+
+
+def test_a_dialect_of_ones_own_is_read_as_the_latest_and_told():
+    found = route(schema_spec({"$schema": "https://example.com/mine", "type": "string"}))
+    assert found.notes == ("'$schema': 'https://example.com/mine' is unknown, and read as 2020-12",)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^\\x01$", "^\\x00$", "^\\x7f$", "a\\x1fb", "^[\\x00-\\x07]+$"]
+)
+def test_a_pattern_of_control_characters_alone_is_refused(pattern):
+    for schema, at in (
+        ({"pattern": pattern}, ""),
+        ({"propertyNames": {"pattern": pattern}}, "/propertyNames"),
+    ):
+        with pytest.raises(UnsupportedSchemaKeyword, match="control characters") as refused:
+            route(schema_spec(schema))
+        assert refused.value.message.startswith(f"'pattern' at {at}/pattern: ")
+    assert acceptor(route(schema_spec({"type": "string", "pattern": f"{pattern}|^b$"}))).accepts(
+        '"b"'
+    )
+
+
+@pytest.mark.parametrize("text", ["\x01", "a\x7f"])
+def test_a_listed_text_with_a_control_character_is_written_or_refused(text):
+    found = route(schema_spec({"enum": [text, "k"]}))
+    assert acceptor(found).accepts(f'"{text[:-1]}\\u00{ord(text[-1]):02x}"')
+    longer = closed({"a": {"const": [text]}, "b": {"type": "string", "maxLength": 3}})
+    with pytest.raises(
+        UnsupportedSchemaKeyword, match=r"'const' at /properties/a/const: .* control"
+    ):
+        route(schema_spec(longer))
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """Random schemas against random documents, with jsonschema as the judge."""
 
 import copy
+import itertools
 import json
 import random
 import re
 
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.schemas import acceptor, compact, mutate, sample, schema_spec
 
@@ -15,6 +16,7 @@ from plait.platform.errors import BadRequest, InvalidSchema
 from plait.structured.router import route
 from plait.structured.schema import automata, derive, regex
 from plait.structured.schema.normalise import normalise
+from plait.structured.spec import GrammarKind, GrammarSpec
 
 NAMES = st.sampled_from(["a", "b", "ab", "x"])
 PATTERNS = st.sampled_from(["^a", "b$", "^[ab]+$", "^.{2,3}$", "a|^x$", "^(?:ab?)*$", "\\d"])
@@ -245,6 +247,38 @@ def test_what_looks_around_is_pythons_once_it_is_taken_out(pattern, texts):
     expected = re.compile(pattern.replace("$", "\\Z"), re.ASCII)
     for text in texts:
         assert derive.matches(node, text) == (expected.search(text) is not None), text
+
+
+def nodes():
+    letters = st.sampled_from([((97, 97),), ((98, 98),), ((97, 98),), ((99, 99),)])
+    bounds = [(0, 1), (0, None), (1, None), (0, 2), (1, 2), (2, None), (2, 2), (2, 3), (0, 3)]
+
+    def grown(inner):
+        several = st.lists(inner, min_size=2, max_size=3)
+        repeated = st.builds(lambda n, b: regex.repeat(n, *b), inner, st.sampled_from(bounds))
+        return st.one_of(several.map(regex.seq), several.map(regex.alt), repeated)
+
+    return st.recursive(letters.map(regex.Chars), grown, max_leaves=8)
+
+
+ABC = ["".join(each) for n in range(6) for each in itertools.product("abc", repeat=n)]
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=SLOW, derandomize=True)
+@given(nodes(), st.integers(0, 1000))
+@example(regex.fullmatch("a{1,2}|a"), 0)
+@example(regex.fullmatch("(a+b)?"), 0)
+@example(regex.fullmatch("a(b+c)?c"), 0)
+def test_patterns_and_regexes_of_either_backend_are_pythons(node, seed):
+    expected = re.compile(regex.render(node, python=True))
+    pattern = regex.anchored(node)
+    ways = [(acceptor(route(schema_spec({"type": "string", "pattern": pattern}))), compact)]
+    plain = GrammarSpec(kind=GrammarKind.REGEX, content=regex.render(node))
+    ways += [(acceptor(route(plain)), str)] if node != regex.EMPTY else []
+    for text in [*random.Random(seed).sample(ABC, 40), "", "a", "aaa", "acc"]:
+        for grammar, written in ways:
+            found = grammar.accepts(written(text))
+            assert found == (expected.fullmatch(text) is not None), (pattern, text)
 
 
 @given(st.sets(TEXTS, max_size=4), TEXTS)

@@ -95,7 +95,7 @@ REFUSED = {
     "closed objects without a text": distinct(closed({"on": FLAG}, "on")),
     "bounded lists": distinct({"type": "array", "maxItems": 2}),
     "multiples": distinct({"type": "integer", "multipleOf": 3}),
-    "dates": distinct({"type": "string", "format": "date"}),
+    "addresses": distinct({"type": "string", "format": "email"}),
     "other lists beside it": {
         "anyOf": [distinct({"type": "string", "maxLength": 3}), {"type": "array", "items": FLAG}]
     },
