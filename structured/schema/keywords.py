@@ -73,12 +73,14 @@ def _undeniable(at: str, keyword: str, why: str) -> Alternatives:
 
 # --- numbers ---
 
+_EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")  # of draft 4 they are true or false
+
 
 def _number(reader: Reader, at: str, schema: Schema, keyword: str) -> Fraction | None:
     value = schema.get(keyword)
-    if value is None or isinstance(value, bool):
+    if value is None or (isinstance(value, bool) and keyword in _EXCLUSIVE):
         return None
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise reader.invalid(f"{at}/{keyword}", f"{keyword!r} is a number")
     return exact(value)
 
@@ -87,6 +89,10 @@ def _bounds(reader: Reader, at: str, schema: Schema, positive: bool) -> Iterator
     for name, upper in (("minimum", False), ("maximum", True)):
         strict_name = f"exclusiveM{name[1:]}"
         strict = schema.get(strict_name) is True  # draft 4
+        if strict and schema.get(name) is None:
+            raise reader.invalid(
+                f"{at}/{strict_name}", f"{strict_name!r} is a number, or true beside {name!r}"
+            )
         for keyword, exclusive in ((name, strict), (strict_name, True)):
             value = _number(reader, at, schema, keyword)
             if value is None:

@@ -312,6 +312,25 @@ def test_required_as_in_draft_3_is_refused_where_it_stands(value):
 
 
 @pytest.mark.parametrize(
+    ("keywords", "place"),
+    [
+        ({"exclusiveMinimum": True}, "exclusiveMinimum"),
+        ({"minimum": 3, "exclusiveMaximum": True}, "exclusiveMaximum"),
+        ({"minimum": True}, "minimum"),
+        ({"multipleOf": False}, "multipleOf"),
+    ],
+)
+def test_a_bound_that_is_no_number_is_refused_where_it_stands(keywords, place):
+    with pytest.raises(InvalidSchema, match=f"/properties/a/{place}"):
+        route(schema_spec({"properties": {"a": {"type": "integer", **keywords}}}))
+
+
+def test_a_bound_that_draft_4_excludes_is_excluded():
+    schema = {"type": "integer", "minimum": 3, "exclusiveMinimum": True}
+    assert [number for number in (2, 3, 4) if accepts(schema, number)] == [4]
+
+
+@pytest.mark.parametrize(
     "dialect",
     [
         "http://json-schema.org/draft-03/schema#",
