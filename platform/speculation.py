@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from plait.platform.draft_loading import LoadedDraft, load_draft
 from plait.platform.errors import ConfigError
-from plait.platform.head_loading import LoadedHead, find_head, load_drafting_head
+from plait.platform.head_loading import LoadedHead, load_drafting_head
 from plait.platform.rejecting import RejectingSampler
 from plait.speculative.economy import Economy
 from plait.speculative.lookup import SequenceLookup
@@ -14,6 +14,8 @@ from plait.speculative.recent import RecentAnswers
 from plait.speculative.speculator import Speculator
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from plait.platform.config import EngineConfig, Options
     from plait.platform.core import Sequence
     from plait.platform.executor import Executor
@@ -24,12 +26,14 @@ if TYPE_CHECKING:
 Loaded = LoadedDraft | LoadedHead
 
 
-def load_drafting(options: Options, executor: Executor, tokenizer: Tokenizer) -> Loaded:
-    """Load `options.draft_model`, a model or a head, to draft for the model of `executor`.
+def load_drafting(
+    options: Options, head: Path | None, executor: Executor, tokenizer: Tokenizer
+) -> Loaded:
+    """Load `options.draft_model` to draft for the model of `executor`.
 
+    `head`: where it lies, if it is one (`find_head`); else it is a model.
     Raises `ConfigError` or `ModelUnsupported`, of `draft_model` or `draft_sampling`.
     """
-    head = find_head(options)
     if head is not None:
         if options.draft_sampling == "rejection":
             raise ConfigError(

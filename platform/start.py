@@ -100,7 +100,7 @@ def start_engine(
     if drafts:  # a wrong path is told before minutes go into the model's weights
         from plait.platform.head_loading import find_head
 
-        find_head(options)
+        head = find_head(options)
     with phase("load model"):
         loaded = load_model(options)
     with phase("load tokenizer"):
@@ -111,7 +111,7 @@ def start_engine(
         with phase("load draft model"):
             from plait.platform.speculation import load_drafting
 
-            draft = load_drafting(options, executor, tokenizer)
+            draft = load_drafting(options, head, executor, tokenizer)
     # A model may end its turns with a token that only its tokenizer names.
     ends = dict.fromkeys((*executor.model.eos_token_ids, *tokenizer.eos_token_ids))
     notes = executor.model.notes + (() if draft is None else draft.notes)
