@@ -113,9 +113,10 @@ $(STAMPS)/editable: pyproject.toml CMakeLists.txt $(STAMPS)/modules $(STAMPS)/ru
 # Compiles what changed in csrc/; a running process keeps the library it has.
 compiled: compiler $(STAMPS)/editable
 	@$(BIN)/cmake --build build/cmake -- --quiet
-	@cd $(VENV)/lib/python3*/site-packages/plait && \
-	  { cmp -s $(CURDIR)/build/cmake/_C.so _C.so || \
-	    { cp $(CURDIR)/build/cmake/_C.so _C.new && mv -f _C.new _C.so; }; }
+	@cd $(VENV)/lib/python3*/site-packages/plait && for library in _C _pixels; do \
+	  cmp -s $(CURDIR)/build/cmake/$$library.so $$library.so || \
+	    { cp $(CURDIR)/build/cmake/$$library.so $$library.new && mv -f $$library.new $$library.so; } || \
+	    exit 1; done
 
 # mypy does not follow the editable install, so it gets the package laid out as folders.
 build/typing/plait: Makefile

@@ -2,7 +2,8 @@
 
 Making one brings transformers and torch, seconds in which nothing is served. A start that did so,
 and tried it, leaves a note of what prompts look like, under a key of all that it depends on; a
-start that finds the note answers text at once, and makes the processor beside.
+start that finds the note answers text at once, and makes the processor beside. Where the processor
+does so little that ours does the same (`plain.py`), the note says what, and it is never made again.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import plait
 from plait.platform.notes import Notes, cache_of, code, key_of
-from plait.vision.identity import checkpoint_directory
+from plait.vision.identity import checkpoint_digest, checkpoint_directory
 from plait.vision.parts import takes_images
+from plait.vision.plain import PlainProcessor, PlainRecipe, recipe_for
 from plait.vision.processor import ImageProcessor
 from plait.vision.prompts import ImagePrompts
 
@@ -85,7 +88,7 @@ class LaterProcessor(ImagePrompts):
             self._made.close()
 
 
-ServedProcessor = ImageProcessor | LaterProcessor
+ServedProcessor = ImageProcessor | LaterProcessor | PlainProcessor
 
 
 def processor_of(
@@ -105,13 +108,20 @@ def processor_of(
     folder = cache_of(options)
     notes = None if folder is None else Notes(folder)
     key = None if notes is None else _key(notes, directory)
-    facts = None if notes is None or key is None else notes.read(key)
-    if facts is not None:
-        return LaterProcessor(model, facts, make)
-    made = make()
-    if notes is not None and key is not None:
-        notes.write(key, made.facts)
-    return made
+    note = None if notes is None or key is None else notes.read(key)
+    made = None
+    if note is None:
+        made = make()
+        plain = recipe_for(made)
+        note = {"facts": made.facts, "plain": None if plain is None else plain.note}
+        if notes is not None and key is not None:
+            notes.write(key, note)
+    if note["plain"] is None:
+        return made or LaterProcessor(model, note["facts"], make)
+    if made is not None:
+        made.close()
+    recipe, digest = PlainRecipe.of(note["plain"]), checkpoint_digest(directory)
+    return PlainProcessor(recipe, vision, digest=digest, **note["facts"])
 
 
 def was_made(options: Options, directory: Path) -> bool:
@@ -131,4 +141,5 @@ def _key(notes: Notes, directory: Path) -> str | None:
         digests = [[path.name, notes.digest(path)] for path in files]
     except OSError:
         return None
-    return key_of("processor", digests, code(Path(__file__).parent, _LIBRARIES))
+    pixels = Path(str(plait.__file__)).with_name("_pixels.so")
+    return key_of("processor", digests, code(Path(__file__).parent, _LIBRARIES, pixels))

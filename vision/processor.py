@@ -1,16 +1,11 @@
-"""From decoded images and a prompt's text to what a `Request` holds of them.
-
-An image is processed alone, whatever else its prompt holds, so it becomes the same wherever it
-stands and can be kept: chats send their images again with every turn.
-"""
+"""From decoded images to what a `Request` holds of them, by transformers' own processors."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +13,13 @@ import numpy as np
 from PIL import Image
 
 from plait.platform.core import Array
-from plait.platform.errors import (
-    ContextLengthExceeded,
-    ImageTooLarge,
-    InternalError,
-    InvalidImage,
-    ModelUnsupported,
-    PlaitError,
-)
+from plait.platform.errors import InternalError, InvalidImage, ModelUnsupported
 from plait.vision.decode import DecodedImage
 from plait.vision.expansion import TEXT_ALONE, build_processor, import_processor, read_json
-from plait.vision.gathering import all_of
 from plait.vision.identity import checkpoint_digest
-from plait.vision.limits import MIB, PROCESSED_BYTES, amount
 from plait.vision.placing import ProcessedImage
-from plait.vision.prompts import ImagePrompts
+from plait.vision.processing import KEPT_BYTES, NUM_THREADS, Processing, unfit
 from plait.vision.recipes import Recipe, recipe_of
-from plait.vision.shared_work import SharedWork
 
 if TYPE_CHECKING:
     from plait.platform.config import VisionInfo
@@ -42,16 +27,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("plait.vision")
 
-KEPT_BYTES = 256 * MIB
-# Of an image's sides. Some families resize the shorter one to a fixed length, which would make a
-# thin image of a few kB as large as memory. It is Qwen's own bound.
-MAX_ASPECT = 200
 _TRIAL = DecodedImage(pixels=np.zeros((64, 48, 3), np.uint8), digest="trial", form="pixels")
 _COMPARED = ((70, 110), (431, 97))  # sizes of images on which a quick processor is tried
 _BLANK = Image.new("RGB", (2, 2))
 
 
-class ImageProcessor(ImagePrompts):
+class ImageProcessor(Processing):
     """Processes images for one model. Made by `load`; any thread may call."""
 
     def __init__(  # noqa: PLR0913 (see `load`)
@@ -66,22 +47,23 @@ class ImageProcessor(ImagePrompts):
         kept_bytes: int,
     ) -> None:
         """`embedded` is the text of the token that takes the encoder's rows."""
+        merged = processor._merge_kwargs(tokenizer_init_kwargs={}, return_tensors="np")
+        self._options: dict[str, Any] = merged["images_kwargs"]
+        self.settings = _settings(processor, self._options)
         super().__init__(
-            vision,
+            vision=vision,
             placeholder=processor.image_token,
             embedded=embedded,
             begins_behind=processor.tokenizer.bos_token if recipe.begins_behind else None,
+            identity=f"{identity}\0{self.settings}",
+            tiles_one_alone=recipe.tiles_one_alone,
+            num_threads=num_threads,
+            kept_bytes=kept_bytes,
         )
         self._processor = processor
         self._recipe = recipe
         self._is_quick = False  # it takes arrays
-        self._bytes_per_token = 0.0  # of tensors; known once it was tried
-        merged = processor._merge_kwargs(tokenizer_init_kwargs={}, return_tensors="np")
-        self._options: dict[str, Any] = merged["images_kwargs"]
-        self._identity = f"{identity}\0{_settings(processor, self._options)}"
-        self._work: SharedWork[ProcessedImage] = SharedWork(
-            num_threads=num_threads, kept_bytes=kept_bytes, name="plait-process"
-        )
+        self.own_images = processor.image_processor  # transformers' own, whatever is used
 
     @classmethod
     def load(
@@ -90,7 +72,7 @@ class ImageProcessor(ImagePrompts):
         tokenizer: Tokenizer,
         vision: VisionInfo,
         *,
-        num_threads: int = 2,
+        num_threads: int = NUM_THREADS,
         kept_bytes: int = KEPT_BYTES,
     ) -> ImageProcessor:
         """The processor of a checkpoint's directory, tried with an image.
@@ -167,49 +149,29 @@ class ImageProcessor(ImagePrompts):
             )  # fmt: skip
             self._processor.image_processor, self._is_quick = own, False
 
-    # --- images ---
+    @property
+    def takes_tiles(self) -> bool:
+        """Whether an image may become several, or another one beside others."""
+        return self._recipe.tiles_one_alone or self._recipe.tensors != ("pixel_values",)
 
-    async def process(
-        self, images: Sequence[DecodedImage], salt: str = "", *, at: Sequence[str] = ()
-    ) -> list[ProcessedImage]:
-        """The images of one prompt, off the event loop. `at`: where they stand, for errors.
+    @contextmanager
+    def by_transformers_alone(self) -> Iterator[None]:
+        """Within, images are processed by the family's own code. For who has it alone."""
+        before = self._processor.image_processor, self._is_quick
+        self._processor.image_processor, self._is_quick = self.own_images, False
+        try:
+            yield
+        finally:
+            self._processor.image_processor, self._is_quick = before
 
-        What is kept is found again under the same `salt` alone: how long an answer takes must not
-        tell one user what another has sent. Raises `InvalidImage` where the family cannot take one,
-        with its place, or its number where no places are given.
-        """
-        works = [self._asked(image, len(images) == 1) for image in images]
-        return await all_of(
-            _named(at[i] if at else None, i, self._work.get(f"{salt}\0{key}", make))
-            for i, (key, make) in enumerate(works)
-        )
+    @staticmethod
+    def pillow_weighs_directions() -> bool | None:
+        """See `quick.weighs_directions`."""
+        from plait.vision.quick import weighs_directions
 
-    def process_blocking(
-        self, images: Sequence[DecodedImage], *, at: Sequence[str] = ()
-    ) -> list[ProcessedImage]:
-        """`process` for callers without an event loop."""
-        found = []
-        for i, image in enumerate(images):
-            try:
-                found.append(self._work.get_blocking(*self._asked(image, len(images) == 1)))
-            except InvalidImage as error:
-                raise _of(at[i] if at else None, i, error) from None
-        return found
-
-    def make_anew(self, image: DecodedImage) -> ProcessedImage:
-        """One image alone, in this thread, whatever is kept: to measure what that takes."""
-        return self._asked(image, alone=True)[1]()
-
-    def _asked(self, image: DecodedImage, alone: bool) -> tuple[str, Callable[[], ProcessedImage]]:
-        """The key of what an image becomes, and what makes it."""
-        tiled = alone or not self._recipe.tiles_one_alone
-        text = f"{image.digest}\0{tiled:d}\0{self._identity}"
-        key = hashlib.sha256(text.encode()).hexdigest()
-        return key, partial(self._make, key, tiled, image)
+        return weighs_directions()
 
     def _make(self, key: str, tiled: bool, image: DecodedImage) -> ProcessedImage:
-        if max(image.width, image.height) > MAX_ASPECT * min(image.width, image.height):
-            raise _unfit(image)
         picture = np.array(image.pixels) if self._is_quick else Image.fromarray(image.pixels)
         given: list[Any] = [picture]
         try:
@@ -222,7 +184,7 @@ class ImageProcessor(ImagePrompts):
             tensors = {name: _array(name, made[name][own]) for name in self._recipe.tensors}
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             log.debug("an image could not be processed", exc_info=True)
-            raise _unfit(image) from error
+            raise unfit(image) from error
         text = str(texts[0])
         num_embeds = text.count(self._embedded)
         grid = _grid(tensors, self._processor) if self.vision.has_grid_positions else (0, 0, 0)
@@ -238,42 +200,6 @@ class ImageProcessor(ImagePrompts):
             return 0
         return int(counted.num_image_tokens[0])
 
-    def check_room(self, images: Sequence[DecodedImage], room: int) -> dict[str, int]:
-        """Refuse images that alone are longer than `room` tokens, before they are processed.
-
-        The bytes, about, of what they become, by what that is kept under. Raises
-        `ContextLengthExceeded` with the numbers, `ImageTooLarge` over the bound on memory.
-        """
-        counts = [self.count(i.height, i.width, alone=len(images) == 1) for i in images]
-        num_bytes = int(sum(counts) * self._bytes_per_token)
-        if num_bytes > PROCESSED_BYTES:
-            raise ImageTooLarge(
-                f"the images take {amount(num_bytes)} as the model reads them; at most "
-                f"{amount(PROCESSED_BYTES)} are taken. Send fewer, or smaller ones",
-                param="messages",
-            )
-        if sum(counts) <= room:
-            return {
-                self._asked(image, len(images) == 1)[0]: int(count * self._bytes_per_token)
-                for image, count in zip(images, counts, strict=True)
-            }
-        most = max(range(len(counts)), key=counts.__getitem__)
-        raise ContextLengthExceeded(
-            f"the images take {sum(counts):,} tokens, and the prompt may have {max(0, room):,}: "
-            f"image {most + 1} takes {counts[most]:,} ({images[most].width} × "
-            f"{images[most].height}). Send fewer, or smaller ones",
-            param="messages",
-        )
-
-    @property
-    def kept_bytes(self) -> int:
-        """Memory of processed images that are kept for later requests."""
-        return self._work.num_bytes
-
-    def close(self) -> None:
-        """End the threads."""
-        self._work.close()
-
 
 def import_early(directory: Path) -> None:
     """Import what `ImageProcessor.load` will need, in a thread beside an engine that loads."""
@@ -284,13 +210,6 @@ def import_early(directory: Path) -> None:
 
 def _unsupported(family: str, why: str) -> ModelUnsupported:
     return ModelUnsupported(f"images of {family} are not served: {why}. {TEXT_ALONE}")
-
-
-def _unfit(image: DecodedImage) -> InvalidImage:
-    return InvalidImage(
-        f"this model cannot take an image of {image.width} × {image.height}: its sides are too "
-        "short or too unequal"
-    )
 
 
 def _settings(processor: Any, options: Mapping[str, Any]) -> str:
@@ -327,16 +246,3 @@ def _grid(tensors: Mapping[str, Array], processor: Any) -> tuple[int, int, int]:
     t, h, w = np.frombuffer(tensors["image_grid_thw"].data, np.int64).tolist()
     merge = processor.image_processor.merge_size
     return t, h // merge, w // merge
-
-
-async def _named(at: str | None, index: int, work: Any) -> ProcessedImage:
-    try:
-        found: ProcessedImage = await work
-    except InvalidImage as error:
-        raise _of(at, index, error) from None
-    return found
-
-
-def _of(at: str | None, index: int, error: PlaitError) -> InvalidImage:
-    """The error about one of several images, which others may have been told of as well."""
-    return InvalidImage(f"{at or f'image {index + 1}'}: {error.message}", param=at or "messages")

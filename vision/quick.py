@@ -166,15 +166,15 @@ def _new_size(image: Any, size: Any) -> tuple[int, int]:
 def _goes_down_first(old: tuple[int, int], new: tuple[int, int]) -> bool:
     """Whether Pillow resizes columns before rows."""
     lost_height, lost_width = old[0] - new[0], old[1] - new[1]
-    return bool(_weighs_directions()) and lost_height > 0 and lost_height > 2 * lost_width
+    return bool(weighs_directions()) and lost_height > 0 and lost_height > 2 * lost_width
 
 
 def _knows_pillow() -> bool:
-    return _weighs_directions() is not None
+    return weighs_directions() is not None
 
 
 @functools.cache
-def _weighs_directions() -> bool | None:
+def weighs_directions() -> bool | None:
     """Whether this Pillow chooses which direction comes first; older ones always begin with rows.
 
     None: it resizes in a way that is not known here.

@@ -163,5 +163,5 @@ def test_what_is_not_known_is_left_to_transformers(monkeypatch: pytest.MonkeyPat
     assert isinstance(wanted, dict)
     assert isinstance(found, dict)
     assert np.array_equal(found["pixel_values"], wanted["pixel_values"])
-    monkeypatch.setattr(quick, "_weighs_directions", lambda: None)
+    monkeypatch.setattr(quick, "weighs_directions", lambda: None)
     assert quickened(clip()) is None
