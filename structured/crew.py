@@ -29,8 +29,13 @@ class Crew:
         self._spare_thread: threading.Thread | None = None
         self._closed = False
 
-    def ready(self, worker: CompileWorker | None) -> CompileWorker | None:
-        """The worker if it is good for more, else the spare or a new one; None if none starts."""
+    def ready(
+        self, worker: CompileWorker | None, *, spare_too: bool = True
+    ) -> CompileWorker | None:
+        """The worker if it is good for more, else the spare or a new one; None if none starts.
+
+        `spare_too`: have another spare made in the place of what is taken.
+        """
         if worker is not None and worker.alive and not worker.is_full:
             return worker
         if worker is not None:
@@ -38,9 +43,22 @@ class Crew:
         for _ in range(_NUM_STARTS):
             fresh = self._started()
             if fresh is not None:
-                self._renew_spare()
+                if spare_too:
+                    self.renew_spare()
                 return fresh
         return None
+
+    def give_back(self, worker: CompileWorker | None) -> None:
+        """It is not needed any more: the spare, unless there is one."""
+        if worker is None:
+            return
+        with self._lock:
+            is_wanted = self._has_spare and self._spare is None and not self._closed
+            if is_wanted and worker.alive and not worker.is_full:
+                self._workers.discard(worker)
+                self._spare = worker
+                return
+        self.drop(worker)
 
     def drop(self, worker: CompileWorker) -> None:
         """Kill it, if it lives, and forget it."""
@@ -97,8 +115,8 @@ class Crew:
         self.drop(fresh)
         return None
 
-    def _renew_spare(self) -> None:
-        """On a thread of its own, for its libraries take a while to load."""
+    def renew_spare(self) -> None:
+        """Have a spare, if none is there, on a thread of its own: its libraries take a while."""
         with self._lock:
             if self._closed or not self._has_spare or self._spare is not None:
                 return
@@ -118,4 +136,6 @@ class Crew:
             if spare is None or self._closed:  # `close` has killed it
                 return
             self._workers.discard(spare)
-            self._spare = spare
+            surplus, self._spare = self._spare, spare
+        if surplus is not None:  # given back meanwhile
+            surplus.kill()

@@ -54,7 +54,9 @@ class PoolSettings:
     """Bounds of compiling."""
 
     num_workers: int = 1
-    has_spare: bool = True  # a further one stands ready for when one is killed
+    # A further one stands ready for when one is killed, or has others wait for so long.
+    has_spare: bool = True
+    relief_after_s: float = 0.25
     processor_limit_s: float = 2.0  # beyond it a grammar is too complex
     # Beyond it the machine is too busy, and others have waited enough. Workers are niced: where a
     # model keeps all cores busy, they get a quarter of one, or a tenth beside other processes.
@@ -110,6 +112,7 @@ class CompilePool:
         self._counts: Counter[str] = Counter()
         self._tenants: Counter[str] = Counter()
         self._seconds = 0.0
+        self._compiling: dict[int, float] = {}  # by thread, since when it compiles what it does
         self._threads: list[threading.Thread] = []
         self._reader: ThreadPoolExecutor | None = None
         self._closed = False
@@ -143,10 +146,11 @@ class CompilePool:
             if self._threads:
                 return
             self._reader = ThreadPoolExecutor(1, thread_name_prefix="grammar-cache")
-            for number in range(self._settings.num_workers):
-                thread = threading.Thread(
-                    target=self._run, daemon=True, name=f"grammar-compile-{number}"
-                )
+            runs = [self._run] * self._settings.num_workers
+            if self._settings.has_spare:
+                runs.append(self._relieve)
+            for number, run in enumerate(runs):
+                thread = threading.Thread(target=run, daemon=True, name=f"grammar-compile-{number}")
                 self._threads.append(thread)
                 thread.start()
 
@@ -237,7 +241,7 @@ class CompilePool:
     def _enqueue(self, work: Work) -> None:
         """For the workers, under the lock."""
         self._queue.put(work)
-        self._lock.notify()
+        self._lock.notify_all()
 
     def _settle(self, work: Work, outcome: Outcome) -> None:
         """Keep an outcome and hand it to all who wait."""
@@ -255,7 +259,8 @@ class CompilePool:
     # --- a worker's thread ---
 
     def _run(self) -> None:
-        worker = self._crew.ready(None)
+        # The spare comes behind the first grammar: a server that gets none does without.
+        worker = self._crew.ready(None, spare_too=False)
         while True:
             with self._lock:
                 while not self._closed and not self._queue:
@@ -263,24 +268,56 @@ class CompilePool:
                 if self._closed:
                     return
                 work = self._queue.get()
-            try:
-                worker = self._serve(work, worker)
-            except Exception:
-                log.exception("compiling a grammar failed")
-                worker = None
-            finally:
-                # Whatever happened, nobody waits for ever; a work that is settled stays as it is.
-                self._settle(work, internal("compiling the grammar failed", work))
+            worker = self._crew.ready(self._served(work, worker))
+            self._crew.renew_spare()
+
+    def _relieve(self) -> None:
+        """Takes, with the spare, what waits behind a grammar that takes long.
+
+        That may be one that is about to end at its limit, 30 s by the clock of a busy machine, and
+        what waits is mostly done in some milliseconds.
+        """
+        while True:
+            with self._lock:
+                while not self._closed and (wait_s := self._relief_in_s()) != 0:
+                    self._lock.wait(wait_s)
+                if self._closed:
+                    return
+                work = self._queue.get()
+            self._crew.give_back(self._served(work, None))
+
+    def _relief_in_s(self) -> float | None:
+        """Until what waits should be relieved; None: not before something changes."""
+        if not self._queue or len(self._compiling) < self._settings.num_workers:
+            return None
+        since = max(self._compiling.values())
+        return max(0.0, since + self._settings.relief_after_s - time.monotonic())
+
+    def _served(self, work: Work, worker: CompileWorker | None) -> CompileWorker | None:
+        """Compile one, whatever happens; returns the worker, where it is still good."""
+        try:
+            return self._serve(work, self._crew.ready(worker))
+        except Exception:
+            log.exception("compiling a grammar failed")
+            return None
+        finally:
+            # Whatever happened, nobody waits for ever; a work that is settled stays as it is.
+            self._settle(work, internal("compiling the grammar failed", work))
 
     def _serve(self, work: Work, worker: CompileWorker | None) -> CompileWorker | None:
-        """Compile one; returns the worker to go on with."""
-        worker = self._crew.ready(worker)
         began = time.monotonic()
-        outcome, worker = self._asked(work, worker)
+        with self._lock:
+            self._compiling[threading.get_ident()] = began
+            self._lock.notify_all()
+        try:
+            outcome, worker = self._asked(work, worker)
+        finally:
+            with self._lock:
+                del self._compiling[threading.get_ident()]
         self._note(outcome, time.monotonic() - began)
         self._settle(work, outcome)
         self._outcomes.write(work.key, outcome)
-        return self._crew.ready(worker)
+        return worker
 
     def _asked(
         self, work: Work, worker: CompileWorker | None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from plait.platform.server.adapters.service import AdapterService
     from plait.platform.server.process import ProcessClient
     from plait.platform.server.settings import ServerSettings
+    from plait.platform.server.structured.grammars import Grammars
     from plait.platform.tokenizer import Tokenizer
     from plait.vision.later import LaterProcessor
 
@@ -134,8 +135,8 @@ async def _serve(
             has_key = bool(settings.api_keys or settings.grants)
             commands = tries(url, config.model, names, has_key=has_key, socket=settings.uds)
             console.out(commands, highlight=False)
-        if isinstance(processor, LaterProcessor):
-            opening = asyncio.create_task(_open(processor))
+        later = processor if isinstance(processor, LaterProcessor) else None
+        opening = asyncio.create_task(_open(app.state.context.grammars, later))
         await run_server(app, settings, sockets=[listener] if listener else None)
     finally:
         if opening is not None:
@@ -145,8 +146,14 @@ async def _serve(
         await client.close()
 
 
-async def _open(processor: LaterProcessor) -> None:
-    """Have it ready before the first image, but behind the first answers."""
+async def _open(grammars: Grammars, processor: LaterProcessor | None) -> None:
+    """Have ready what the first schema and the first image want, but behind the first answers."""
+    try:
+        await asyncio.to_thread(grammars.open_early)
+    except Exception:  # the first schema fails with it
+        logging.getLogger("plait.server").exception("the compiler of grammars could not be started")
+    if processor is None:
+        return
     await asyncio.sleep(_OPEN_AFTER_S)
     try:
         await asyncio.to_thread(processor.open)

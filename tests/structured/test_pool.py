@@ -497,3 +497,41 @@ def test_the_memory_cache_keeps_what_was_used_last_within_its_bytes():
         cache.check_integrity()
     cache.put("large", 1, 101)
     assert cache.get("large") is None
+
+
+def test_small_grammars_do_not_wait_behind_one_that_takes_long():
+    """The spare takes them; then it is the spare again."""
+    pool = CompilePool(vocabulary(), PoolSettings(wall_limit_s=4 * MARGIN_S))
+    try:
+        pool.start()
+        deadline = time.monotonic() + MARGIN_S
+        while not pool.worker_pids:  # the spare comes behind the first grammar
+            assert time.monotonic() < deadline
+            os.sched_yield()
+        (at_work,) = pool.worker_pids
+        pool.compile_blocking(schema({"type": "boolean"}))
+        os.kill(at_work, signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as asking:
+            stuck = asking.submit(pool.compile_blocking, schema(closed(a={"type": "integer"})))
+            try:
+                for number in range(3):
+                    assert pool.compile_blocking(schema(closed(**{f"k{number}": {}}))).payload
+                assert not stuck.done()
+            finally:
+                os.kill(at_work, signal.SIGCONT)
+            assert stuck.result().payload
+        assert pool.stats.counts == {"compiled": 5}
+        assert at_work in pool.worker_pids
+    finally:
+        pool.close()
+
+
+def test_what_waits_is_not_relieved_while_all_goes_on():
+    pool = CompilePool(vocabulary(), PoolSettings(relief_after_s=MARGIN_S))
+    try:
+        with ThreadPoolExecutor(8) as asking:
+            specs = [schema(closed(**{f"k{number}": {}})) for number in range(16)]
+            assert all(each.payload for each in asking.map(pool.compile_blocking, specs))
+        assert len(pool.worker_pids) <= 2
+    finally:
+        pool.close()

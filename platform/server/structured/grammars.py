@@ -1,8 +1,9 @@
-"""The server's compile pool: started by the first request that needs it, closed with the server."""
+"""The server's compile pool: started behind the first answers, or by who needs it before."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ Observe = Callable[[str, float], None]
 
 
 class Grammars:
-    """Compiled grammars for the served model. One that no request needs costs nothing."""
+    """Compiled grammars for the served model."""
 
     def __init__(self, client: EngineClient, tokenizer: Tokenizer, *, observe: Observe) -> None:
         """`observe` is told backend (empty if refused) and seconds of each compile."""
@@ -57,6 +58,17 @@ class Grammars:
             raise DeadlineExceeded(
                 "the request's timeout passed while its grammar was compiled"
             ) from None
+
+    def open_early(self) -> None:
+        """Have a worker ready before the first grammar, which would wait two seconds for it.
+
+        Takes as long as reading the vocabulary does; its libraries are loaded beside, niced.
+        """
+        config = self._client.config
+        if config is None or not config.model.eos_token_ids:
+            return  # the first request is told why
+        with contextlib.suppress(Overloaded):  # the server shuts down
+            self._opened("response_format")
 
     def _opened(self, param: str) -> CompilePool:
         from plait.structured.added import Vocabularies
