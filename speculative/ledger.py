@@ -6,6 +6,10 @@ all sources live on one allowance: half a step at the start, and one hundredth o
 steps would take without drafts. So useless drafts of any number of sources cost at most that:
 1.8 % of a run of 64 steps, 1 % of a long one.
 
+Text that a grammar forces lives on an allowance of its own, of the same size. It nearly always
+holds, and must not wait for what others have lost: behind the first draft of a cold model, which
+may take a whole step, a hundred steps would go by without any of it.
+
 A source whose drafts nobody chooses is probed: some of its drafts are verified though they do not
 seem to pay, out of the allowance, after 8 steps and then after every 64, or once the load has
 halved. A probe that earned more than it cost is followed by another at once, until the estimates
@@ -24,6 +28,7 @@ MAX_ALLOWANCE = 1.0  # steps; what is not spent is not hoarded
 MAX_SAVED = 4.0  # steps
 SAVED_HALF_LIFE = 256  # steps
 FIRST_PROBE, NEXT_PROBE = 8, 64  # steps in which nothing was chosen
+OWN_PURSE = frozenset({"grammar"})  # sources that share no allowance
 _DECAY = 0.5 ** (1 / SAVED_HALF_LIFE)
 
 
@@ -43,15 +48,15 @@ class Ledger:
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
-        self._allowance_s: float | None = None
+        self._allowances_s: dict[str, float] = {}  # by purse
         self._load = 0
 
     def begin(self, plain_s: float, num_decoding: int) -> None:
         """A step is about to be planned; without drafts it would take `plain_s`."""
-        if self._allowance_s is None:
-            self._allowance_s = FIRST_ALLOWANCE * plain_s
-        grown = self._allowance_s + ALLOWANCE * plain_s
-        self._allowance_s = min(grown, MAX_ALLOWANCE * plain_s)
+        for purse in ("", *OWN_PURSE):
+            had = self._allowances_s.get(purse, FIRST_ALLOWANCE * plain_s)
+            grown = had + ALLOWANCE * plain_s
+            self._allowances_s[purse] = min(grown, MAX_ALLOWANCE * plain_s)
         self._load = num_decoding
         for account in self._accounts.values():
             account.saved_s = min(account.saved_s * _DECAY, MAX_SAVED * plain_s)
@@ -63,8 +68,10 @@ class Ledger:
 
     def risk_s(self, sources: Iterable[str]) -> float:
         """What a step may spend on these sources together, should all their drafts be wrong."""
+        sources = set(sources)
         saved = sum(self._account(source).saved_s for source in sources)
-        return saved + max(self._allowance_s or 0.0, 0.0)
+        purses = {_purse(source) for source in sources}
+        return saved + sum(max(self._allowances_s.get(p, 0.0), 0.0) for p in purses)
 
     def is_due(self, source: str) -> bool:
         """Whether a probe is due."""
@@ -87,12 +94,12 @@ class Ledger:
 
     def spend(self, source: str, seconds: float) -> None:
         """Drafting took `seconds`, whatever comes of it."""
-        self._book(self._account(source), seconds, 0.0)
+        self._book(source, seconds, 0.0)
 
     def settle(self, source: str, cost_s: float, earned_s: float) -> None:
         """Rows of this source were verified in a step: what they took, and what they saved."""
         account = self._account(source)
-        self._book(account, cost_s, earned_s)
+        self._book(source, cost_s, earned_s)
         account.num_idle = 0
         account.load = self._load
         if not account.is_probing:
@@ -104,13 +111,15 @@ class Ledger:
         """For each source the seconds that it cost and those that it earned."""
         return {s: (a.cost_s, a.earned_s) for s, a in self._accounts.items()}
 
-    def _book(self, account: _Account, cost_s: float, earned_s: float) -> None:
+    def _book(self, source: str, cost_s: float, earned_s: float) -> None:
+        account = self._account(source)
         account.cost_s += cost_s
         account.earned_s += earned_s
         account.saved_s += earned_s - cost_s
         if account.saved_s < 0:
             # May fall below nothing where a step was dearer than foreseen: it is paid off first.
-            self._allowance_s = (self._allowance_s or 0.0) + account.saved_s
+            purse = _purse(source)
+            self._allowances_s[purse] = self._allowances_s.get(purse, 0.0) + account.saved_s
             account.saved_s = 0.0
 
     def _account(self, source: str) -> _Account:
@@ -118,3 +127,7 @@ class Ledger:
         if account is None:
             account = self._accounts[source] = _Account()
         return account
+
+
+def _purse(source: str) -> str:
+    return source if source in OWN_PURSE else ""

@@ -128,6 +128,34 @@ def test_winnings_may_be_lost_again_and_nothing_beyond_the_allowance() -> None:
     assert ledger.report() == {"a": (0.5, 2.5), "b": (0.6, 0.0)}
 
 
+def test_forced_text_does_not_wait_for_what_other_sources_lost() -> None:
+    """The first draft of a cold model took more than a step, and a hundred steps had none."""
+    economy, load = Economy(), Load(num_decoding=1, adapters=True, masks=True)
+    forced = Draft(tokens=(1, 2), source="grammar")
+    model = Draft(tokens=(3, 4), source="eagle")
+    whose = Whose(sequence=1, grammar="structure")
+    economy.begin(load)
+    economy.ledger.spend("eagle", 2 * load.plain_seconds(economy.cost))
+    for offered, wanted in (((forced,), True), ((forced, model), True), ((model,), False)):
+        offer = Offer(whose=whose, drafts=offered)
+        economy.begin(load)
+        (count,) = economy.choose([offer])
+        assert bool(count) == wanted
+        assert count <= 2  # what stands behind is the model's
+        economy.verified(offer, count, count, count)
+        economy.end(load, 1 + count, economy.cost.seconds(1 + count))
+
+
+def test_lost_forced_text_is_not_paid_by_others() -> None:
+    ledger = Ledger()
+    ledger.begin(1.0, 1)
+    assert ledger.risk_s(["grammar"]) == ledger.risk_s(["a"]) == pytest.approx(0.51)
+    assert ledger.risk_s(["grammar", "a", "b"]) == pytest.approx(1.02)
+    ledger.settle("grammar", 0.6, 0.0)
+    assert ledger.risk_s(["grammar"]) == 0
+    assert ledger.risk_s(["a"]) == pytest.approx(0.51)
+
+
 def test_drafts_behind_one_another_are_told_apart() -> None:
     economy = Economy(StepCost({1: 0.01, 64: 0.011}))
     forced = Draft(tokens=(1, 2), source="grammar")
