@@ -138,11 +138,12 @@ def start_engine(
     with phase("warm up"):
         _warm_up(engine, config, tokenizer)
     takes_images = model.vision is not None and fit.encoder_bytes > 0
+    must_build = takes_images and not executor.is_vision_stored
     if trace is not None:
         engine.trace(trace)
     return Started(
         engine=engine,
-        rest=Rest(imports=_import_models, load=executor.open_vision) if takes_images else None,
+        rest=Rest(imports=_import_models, load=executor.open_vision) if must_build else None,
         tokenizer=tokenizer,
         sites=executor.sites,
         probe=partial(_probe, options),

@@ -57,6 +57,7 @@ class TorchExecutor:
         self._family = parts.family
         self._dtype = parts.dtype
         self._open_vision = parts.open_vision
+        self.is_vision_stored = parts.is_vision_stored
         self._encoder: ImageEncoder | None = None
         self._attach(parts.layers)
 

@@ -36,3 +36,4 @@ class Parts:
     family: VisionFamily | None  # where the model takes images
     # Gives tower and projector, whose leaves ask this step; called before the first image.
     open_vision: Callable[[TowerStep], VisionParts] | None
+    is_vision_stored: bool = False  # opening it takes no time, and nothing of transformers

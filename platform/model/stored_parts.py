@@ -8,7 +8,9 @@ not stored, which is tried out before.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -25,10 +27,13 @@ from plait.platform.model.native.stored import NotStorable
 from plait.platform.model.packed_file import Kept
 from plait.platform.model.parts import Parts
 from plait.platform.model.places import Place, Places
+from plait.platform.model.stored_tower import StoredTower, describe_tower
 from plait.platform.model.tower import TowerStep
 from plait.platform.model.vision import VisionParts
 from plait.platform.ops.linear import PackedWeight
 from plait.platform.ops.quantized_weight import PackedQuantized
+
+log = logging.getLogger(__name__)
 
 _NUM_TRIED = 64  # tokens that a family's embedding is compared by
 OpenVision = Callable[[TowerStep], VisionParts]
@@ -97,16 +102,24 @@ class Backbone(nn.Module):
 # --- to data ---
 
 
-def describe_parts(parts: Parts, names: KeptNames) -> Any:
+def describe_parts(parts: Parts, names: KeptNames, vision: VisionParts | None = None) -> Any:
     """What JSON can have of the parts. Raises `NotStorable`."""
     _check(parts)
     linears = list(dict.fromkeys([site.leaf for site in parts.leaves.sites.values()]))
+    num_sites, tower = len(linears), None
+    if vision is not None:
+        try:
+            tower, linears = describe_tower(vision, linears, names.of, parts.dtype)
+        except NotStorable as why:
+            log.info("a later start opens the tower in its family's class: %s", why)
     numbers = {leaf: number for number, leaf in enumerate(linears)}
     embedding = parts.places.embedding
     return {
         "dtype": str(parts.dtype).removeprefix("torch."),
         "hidden_size": parts.hidden_size,
         "leaves": [_describe_leaf(leaf, names) for leaf in linears],
+        "num_sites": num_sites,  # the tower alone has those behind
+        "tower": tower,
         "sites": {
             name: [numbers[site.leaf], site.start, site.end]
             for name, site in parts.leaves.sites.items()
@@ -193,7 +206,14 @@ def restore_parts(stored: Any, names: KeptNames, open_vision: OpenVision | None)
     }
     (first,) = (p for p in places.values() if p.site.kind is SiteKind.EMBEDDING)
     output = linears[stored["head"]]
-    family = stored["family"]
+    family = None
+    if stored["family"] is not None:
+        family = VisionFamily(**{**stored["family"], "tensors": tuple(stored["family"]["tensors"])})
+    has_tower = stored["tower"] is not None
+    if has_tower and family is not None and open_vision is not None:
+        open_vision = partial(
+            _open_stored, stored["tower"], family, linears, names, places, open_vision
+        )
     return Parts(
         leaves=Leaves(
             sites={
@@ -215,11 +235,27 @@ def restore_parts(stored: Any, names: KeptNames, open_vision: OpenVision | None)
             embedding=first,
             is_tied=stored["is_tied"],
         ),
-        family=None
-        if family is None
-        else VisionFamily(**{**family, "tensors": tuple(family["tensors"])}),
+        family=family,
         open_vision=open_vision,
+        is_vision_stored=has_tower,
     )
+
+
+def _open_stored(  # noqa: PLR0913 (what a tower is made of)
+    stored: Any,
+    family: VisionFamily,
+    linears: list[Linear],
+    names: KeptNames,
+    places: Mapping[str, Place],
+    open_class: OpenVision,
+    step: TowerStep,
+) -> VisionParts:
+    """Tower and projector as they were recorded."""
+    for place in places.values():
+        if place.site.part is not SitePart.LANGUAGE:
+            place.module.adapters, place.module.number = step, place.leaf
+    root = StoredTower(stored, linears, names.find, partial(open_class, step))
+    return VisionParts(family=family, root=root, root_name="", language_name="", tower_name="")
 
 
 def _restore_leaf(stored: Any, names: KeptNames, dtype: torch.dtype) -> Linear:

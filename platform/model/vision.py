@@ -142,6 +142,11 @@ class ImageEncoder:
             # embedding it would drop the row.
             parts.root.multi_modal_projector.register_forward_hook(lambda *call: call[-1][None])
 
+    @property
+    def root(self) -> Any:
+        """What has `get_image_features`."""
+        return self._parts.root
+
     def encode(
         self, items: Sequence[ImageItem], adapters: Sequence[Sequence[AdapterUse]]
     ) -> list[Tensor]:
@@ -204,9 +209,9 @@ class ImageEncoder:
         if self._kind(items[0]):  # more images than one in the prompt: none of them is cut
             joined["batch_num_images"] = [len(items) + 1]
         output = self._parts.root.get_image_features(**joined, return_dict=True)
-        levels = [_rows(output.pooler_output)]
+        levels = [rows_of(output.pooler_output)]
         if family.has_levels:
-            levels += [_rows(level) for level in output.deepstack_features]
+            levels += [rows_of(level) for level in output.deepstack_features]
         if len(levels) != self._info.num_levels:
             raise InternalError(f"the tower gave {len(levels)} of {self._info.num_levels} levels")
         return torch.cat(levels, dim=1)
@@ -224,7 +229,7 @@ class ImageEncoder:
         return [rows] if len(parts) == 1 else [part.clone() for part in parts]
 
 
-def _rows(features: Tensor | Sequence[Tensor]) -> Tensor:
+def rows_of(features: Tensor | Sequence[Tensor]) -> Tensor:
     """Features of images as rows, in order."""
     parts = [features] if isinstance(features, Tensor) else features
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])

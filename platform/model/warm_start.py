@@ -49,6 +49,7 @@ from plait.platform.model.stored_parts import (
     describe_parts,
     restore_parts,
 )
+from plait.platform.model.stored_tower import same_tower
 from plait.platform.model.tensor_files import safetensors_paths
 from plait.platform.notes import code, has_changed, identity, key_of
 from plait.platform.ops._native import has_kernels
@@ -131,6 +132,7 @@ def keep_start(
         stored = json.loads(json.dumps(_describe(skeleton, executor, values, weights)))
         again = _restore(stored, executor.model, values, options, skeleton.parts.open_vision)
         _check_same(again, executor)
+        _check_tower(stored, again, skeleton)
     except NotStorable as error:
         return str(error)
     cache.notes.write(key, stored)
@@ -215,7 +217,7 @@ def _describe(
         "num_parameters": skeleton.num_parameters(),
         "kv_groups": [dataclasses.asdict(group) for group in executor.kv_groups],
         "kv_dtype": executor.kv_dtype,
-        "parts": describe_parts(skeleton.parts, values),
+        "parts": describe_parts(skeleton.parts, values, skeleton.vision),
         "tables": [describe_table(table, modules) for table in lowered.tables],
         "program": describe_program(lowered.program, lowered.tables, values),
     }
@@ -277,3 +279,13 @@ def _check_same(again: NativeExecutor, executor: NativeExecutor) -> None:
         and again.lowered.program.widths == executor.lowered.program.widths
     ):
         raise NotStorable("what was written down gives another program")
+
+
+def _check_tower(stored: Any, again: NativeExecutor, skeleton: Skeleton) -> None:
+    """Drop a tower that does not give the same; later starts open the family's class then."""
+    tower = stored["parts"]["tower"]
+    if tower is None or skeleton.vision is None:
+        return
+    if not same_tower(again.open_vision().root, skeleton.vision.root, tower):
+        log.warning("a recorded tower differs from its class, which later starts will open")
+        stored["parts"]["tower"] = None

@@ -17,8 +17,9 @@ from support.vision_prompts import make_prompt
 from plait import LLM, SamplingParams
 from plait.platform.config import Options
 from plait.platform.core import AdapterUse
-from plait.platform.model import kept_weights, load, load_model, warm_start
+from plait.platform.model import kept_weights, load, load_model, stored_tower, warm_start
 from plait.platform.model.native.executor import NativeExecutor
+from plait.platform.model.vision import rows_of
 
 GENERATION = "a" * 64
 
@@ -110,7 +111,7 @@ def test_what_has_no_plain_form_starts_as_the_first_time(family, tmp_path, fresh
 
 
 @pytest.mark.parametrize("has_adapter", [False, True])
-def test_towers_are_built_with_the_first_image_and_give_the_same(has_adapter, tmp_path, fresh):
+def test_recorded_towers_give_the_same(has_adapter, tmp_path, fresh):
     model = make_vision_checkpoint("llava", tmp_path / "model")
     prompt = make_prompt("llava", model, (3, (2, 2), 4))
     if has_adapter:
@@ -128,8 +129,61 @@ def test_towers_are_built_with_the_first_image_and_give_the_same(has_adapter, tm
             embeds.append(executor.encode(prompt.items, uses)[0])
         outputs.append(track.output)
     assert len(fresh) == 1
+    assert executor.is_vision_stored
     assert torch.equal(*embeds)
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llava", "paligemma", "gemma3", "internvl", "aya_vision"])
+def test_towers_give_the_same_whether_recorded_or_not(family, dtype, tmp_path, caplog):
+    """Images alone and in a batch, whatever of it a family's text lets a start keep."""
+    model = make_vision_checkpoint(family, tmp_path / "model")
+    prompts = [make_prompt(family, model, (3, (2, 2), 4), seed=seed) for seed in range(3)]
+    items = [item for prompt in prompts for item in prompt.items]
+    first, later = (start(tmp_path / "model", tmp_path / "cache", dtype=dtype) for _ in range(2))
+    with torch.inference_mode():
+        wanted = first.executor.encode(items, ())
+        found = [*later.executor.encode(items[:1], ()), *later.executor.encode(items[1:], ())]
+    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+    if family == "llava":
+        assert later.executor.is_vision_stored
+    assert "differs from its class" not in caplog.text
+
+
+def test_images_of_another_shape_or_dtype_are_given_to_the_class(tmp_path):
+    make_vision_checkpoint("llava", tmp_path / "model")
+    first, later = (start(tmp_path / "model", tmp_path / "cache") for _ in range(2))
+    root, own = later.executor.open_vision().root, first.executor.open_vision().root
+    _, side, _ = root._shape
+    images = torch.rand(2, 3, side, side, dtype=torch.float64)
+    with torch.inference_mode():
+        wanted = own.get_image_features(pixel_values=images, return_dict=True)
+        assert root._class is None
+        found = root.get_image_features(pixel_values=images)
+        assert root._class is not None
+        assert torch.equal(rows_of(found.pooler_output), rows_of(wanted.pooler_output))
+        for tower in (own, root):
+            with pytest.raises(ValueError, match="doesn't match model"):
+                tower.get_image_features(pixel_values=torch.rand(1, 3, side, 2 * side))
+
+
+@pytest.mark.parametrize("why", ["a large tower", "differs from its class"])
+def test_a_tower_that_cannot_be_kept_is_built_later(why, tmp_path, fresh, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    if why == "a large tower":
+        monkeypatch.setattr(stored_tower, "_MOST_FLOP", 1)
+    else:
+        monkeypatch.setattr(warm_start, "same_tower", lambda *_: False)
+    model = make_vision_checkpoint("llava", tmp_path / "model")
+    prompt = make_prompt("llava", model, (3, (2, 2), 4))
+    first, later = (start(tmp_path / "model", tmp_path / "cache") for _ in range(2))
+    assert why in caplog.text
+    assert len(fresh) == 1
+    assert not later.executor.is_vision_stored
+    with torch.inference_mode():
+        (wanted,), (found,) = (s.executor.encode(prompt.items, ()) for s in (first, later))
+    assert torch.equal(wanted, found)
 
 
 def test_any_change_starts_anew(tmp_path, fresh, monkeypatch):
@@ -223,3 +277,31 @@ def test_a_later_start_imports_no_transformers(tmp_path):
         check=True,
     ).stdout.splitlines()
     assert said == [str(first), "[]"]
+
+
+SEEING = """
+import sys
+import torch
+from plait.platform.config import Options
+from plait.platform.model import load_model
+
+loaded = load_model(Options(model=sys.argv[1], packed_cache=sys.argv[2], progress=False))
+root = loaded.executor.open_vision().root
+with torch.inference_mode():
+    rows = root.get_image_features(pixel_values=torch.zeros(1, *root._shape, dtype=root._dtype))
+print(len(rows.pooler_output) > 0)
+print(sorted(name for name in sys.argv[3:] if name in sys.modules))
+"""
+
+
+def test_the_first_image_of_a_later_start_brings_no_transformers(tmp_path):
+    make_vision_checkpoint("llava", tmp_path / "model")
+    directory, cache = str(tmp_path / "model"), str(tmp_path / "cache")
+    start(directory, cache)
+    said = subprocess.run(
+        [sys.executable, "-c", SEEING, directory, cache, *HEAVY],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert said == ["True", "[]"]

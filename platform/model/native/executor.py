@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from plait.platform.model.native.proof import Agreement
     from plait.platform.model.native.runner import PhaseCount
     from plait.platform.model.native.step import StepInputs
+    from plait.platform.model.vision import ImageEncoder
 
 
 class ProgramRunner(Protocol):
@@ -98,9 +99,14 @@ class NativeExecutor:
         """Embeddings `[num_embeds, levels * D]` of each image."""
         return self._torch.encode(items, adapters)
 
-    def open_vision(self) -> None:
+    def open_vision(self) -> ImageEncoder:
         """Have tower and projector ready, which not every start loads. Between steps only."""
-        self._torch.open_vision()
+        return self._torch.open_vision()
+
+    @property
+    def is_vision_stored(self) -> bool:
+        """Whether opening them takes no time."""
+        return self._torch.is_vision_stored
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Rows `[n, D]` of the base's embedding table, as they are stored."""
