@@ -42,7 +42,7 @@ RULES = {
         never=("plait.platform.engine", *FACES),
     ),
     "the engine knows no face": Rule(
-        who=("plait.platform.engine", "plait.platform.scheduler"),
+        who=("plait.platform.engine", "plait.platform.scheduler", "plait.platform.scheduling"),
         never=FACES,
     ),
     "the server knows the engine by its client and messages alone": Rule(
@@ -50,6 +50,7 @@ RULES = {
         never=(
             "plait.platform.engine",
             "plait.platform.scheduler",
+            "plait.platform.scheduling",
             "plait.platform.batch",
             "plait.platform.executor",
             "plait.platform.sampling",
@@ -69,6 +70,7 @@ WITHOUT_TORCH = (
     "plait.platform.config",
     "plait.platform.messages",
     "plait.platform.scheduler",
+    "plait.platform.scheduling",
     "plait.platform.kv.pool",
     "plait.platform.server",
     # Reading and storing adapters, in the process that answers HTTP.

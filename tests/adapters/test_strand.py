@@ -33,7 +33,7 @@ def use(*names):
 
 
 def running(world):
-    return {s.request.request_id for s in world.scheduler._running}
+    return {s.request.request_id for s in world.scheduler._sequences.running}
 
 
 def test_a_cold_adapter_is_passed_over_while_others_run(world):

@@ -173,7 +173,7 @@ def test_what_fits_alone_by_the_numbers_fits_and_no_more_is_refused(window, bloc
         world = World(
             make_scheduler((window, blocks), block_size=block_size, budget=7, max_model_len=80)
         )
-        alone = world.kv.slots_alone(forks=n > 1)
+        alone = world.scheduler._allocator.slots_alone(forks=n > 1)
         slots = min(alone, 60)
         length = max(1, slots - 8)
         world.add(prompt(length), max_tokens=slots - length + 1, n=n, **ENDLESS)

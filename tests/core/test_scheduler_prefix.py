@@ -6,8 +6,8 @@ On the simulated KV cache of `support.scheduler_world`.
 import pytest
 from support.scheduler_world import ENDLESS, World, computed_rows, make_scheduler, prompt, scheduled
 
-from plait.platform.admission import sequence_seed
 from plait.platform.core import AdapterUse, FinishReason, SequenceState
+from plait.platform.scheduling.admission import sequence_seed
 
 # --- prefix cache --------------------------------------------------------------------------------
 

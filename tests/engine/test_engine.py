@@ -145,7 +145,7 @@ def test_text_that_cannot_be_made_ends_its_request_alone() -> None:
     engine, _ = make_engine()
     engine.add(request("bad", [3, 59]))
     engine.add(request("good", [3, 4]))
-    for sequence in engine.scheduler._requests.sequences("bad"):
+    for sequence in engine.scheduler._sequences.requests.sequences("bad"):
         sequence.text = BrokenText()
     events = run(engine)
     assert events["bad", 0][-1].error is not None
@@ -304,7 +304,7 @@ def test_nothing_of_an_ended_sequence_is_kept() -> None:
             max_tokens=6, repetition_penalty=1.2, frequency_penalty=0.5, n=2, logprobs=1, seed=i
         )
         engine.add(Request(request_id=f"{i}", prompt_token_ids=(5, 6, 7), params=params))
-        kept.update(engine.scheduler._requests.unfinished())
+        kept.update(engine.scheduler._sequences.requests.unfinished())
     assert len(kept) == 8
     while engine.has_unfinished:
         engine.step()

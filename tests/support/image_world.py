@@ -134,4 +134,4 @@ class ImageWorld(World):
         assert (embeds is None and not wanted) or embeds.tolist() == wanted
         for s, start, end in batch.ranges.tolist():
             assert 0 <= start < end <= batch.seq_lens[s]
-        self.strand.check_integrity(self.scheduler._running)
+        self.strand.check_integrity(self.scheduler._sequences.running)

@@ -213,10 +213,10 @@ class World:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.kv = scheduler._kv
-        self.block_size = self.kv.block_size
+        self.tables = scheduler._tables
+        self.block_size = self.tables.block_size
         self.histories = Histories()
-        self.memory: list[dict[int, int]] = [{} for _ in self.kv.pools]
+        self.memory: list[dict[int, int]] = [{} for _ in self.tables.pools]
         self.contents: dict[bytes, int] = {}  # key → node of the block's last token
         self.live: dict[str, list[Sequence]] = {}
         self.ended: dict[int, Sequence] = {}
@@ -304,7 +304,7 @@ class World:
             memory.update(zip(slots.tolist(), written, strict=True))
         for s, (span, path) in enumerate(zip(plan.spans, paths, strict=True)):
             for g, memory in enumerate(self.memory):
-                window = self.kv._windows[g]
+                window = self.tables.windows[g]
                 start = 0 if window is None else max(0, span.start - window + 1)
                 table = batch.block_tables[g][s].tolist()
                 for position in range(start, span.start + span.num_tokens):
@@ -369,11 +369,11 @@ class World:
             assert steps <= bound, "starvation"
         assert not self.live
         assert self.scheduler.kv_usage == 0.0
-        scheduler, kv = self.scheduler, self.kv
+        scheduler, sequences = self.scheduler, self.scheduler._sequences
         assert (scheduler.num_waiting, scheduler.num_running) == (0, 0)
-        for kept in (scheduler._requests, scheduler._prompt_rows, kv._records):
+        for kept in (sequences.requests, sequences.prompt_rows, self.tables._records):
             assert not len(kept), "something of an ended sequence is kept"
-        assert not scheduler._requests.num_queued
+        assert not sequences.requests.num_queued
         return steps
 
     def between_steps(self) -> None:
@@ -385,7 +385,7 @@ class World:
         """Everything that holds between steps."""
         self.scheduler.check_integrity()
         self._learn_keys()
-        for pool, memory in zip(self.kv.pools, self.memory, strict=True):
+        for pool, memory in zip(self.tables.pools, self.memory, strict=True):
             for key, block in pool._by_key.items():
                 node: object = self.contents[key]
                 for slot in reversed(range(block * self.block_size, (block + 1) * self.block_size)):
@@ -412,7 +412,7 @@ class World:
             at_end = known == len(sequence.tokens) and known < sequence.max_total_tokens
             assert span.num_samples == (1 + len(span.drafts) if at_end else 0)
             assert known + span.num_samples <= sequence.max_total_tokens
-            for g, pool in enumerate(self.kv.pools):
+            for g, pool in enumerate(self.tables.pools):
                 first, last = span.start, span.start + span.num_tokens - 1
                 for i in range(first // self.block_size, last // self.block_size + 1):
                     block = span.block_ids[g][i]
@@ -420,7 +420,7 @@ class World:
                     assert pool.key(block) is None, "I3: a published block is written"
 
     def _learn_keys(self) -> None:
-        if not self.scheduler._caching:
+        if not self.tables.is_caching:
             return
         for sequences in self.live.values():
             for sequence in sequences:
@@ -442,7 +442,7 @@ class World:
             assert sequence.state is SequenceState.FINISHED
             assert not any(sequence.block_ids)
             self.ended[sequence.seq_id] = sequence
-            if self.scheduler._caching:
+            if self.tables.is_caching:
                 self._learn(sequence)
             self._check_answer(sequence)
             siblings = self.live[sequence.request.request_id]
@@ -485,7 +485,7 @@ class World:
         )
 
     def _propose(self, rng: random.Random) -> None:
-        for sequence in self.scheduler._running:
+        for sequence in self.scheduler._sequences.running:
             tokens = list(sequence.tokens)
             for _ in range(rng.randrange(5)):
                 guess = next_token(sequence.seed, tokens)
