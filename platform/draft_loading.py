@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from plait.platform.config import CacheConfig, EngineConfig, KVGroup, ModelInfo, Options
     from plait.platform.executor import Executor
     from plait.platform.model.loaded import LoadedModel
-    from plait.speculative.draft_model import Mask
+    from plait.speculative.choice import Mask
 
 # Sequences that can, in one step, draft beyond the blocks that they have.
 _MAX_SCRATCH_SEQS = 16

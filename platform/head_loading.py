@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from plait.platform.core import Sequence
     from plait.platform.executor import Executor
     from plait.platform.ops.quantized_weight import Activations
-    from plait.speculative.draft_model import Mask
+    from plait.speculative.choice import Mask
 
 _NUMBERS = ("bfloat16", "float32", "float16")
 

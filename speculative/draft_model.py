@@ -20,52 +20,25 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from plait.platform.batch import build
-from plait.platform.core import Sequence, Span, StepPlan
+from plait.platform.core import Span, StepPlan
+from plait.speculative.choice import MAX_LOGIT_ROWS, MIN_TEMPERATURE, Floats, ends
 from plait.speculative.draft_blocks import DraftBlocks, DraftState
 from plait.speculative.rejection import Distribution, is_drawn
-from plait.speculative.source import Draft, Round, Want
+from plait.speculative.source import MAX_FAULTS, Draft, Round, Want
 
 if TYPE_CHECKING:
+    from plait.platform.core import Sequence
     from plait.platform.executor import Executor
+    from plait.speculative.choice import Choose, Draw, Mask
 
 log = logging.getLogger(__name__)
-
-Floats = npt.NDArray[np.float32]
-
-MAX_LOGIT_ROWS = 64  # made at a time: bounds the memory of logits
-MAX_FAULTS = 3  # one after another, until the draft model is left alone
-MIN_TEMPERATURE = 1e-4
-
-# Forbids, in place, what the grammar of a sequence forbids after it and some drafts. False: these
-# drafts have ended its answer, or nobody knows what may follow them.
-Mask = Callable[[Sequence, tuple[int, ...], Floats], bool]
-
-
-class Choose(Protocol):
-    """What the target would choose after a sequence and drafts; None where it cannot."""
-
-    def __call__(
-        self, sequence: Sequence, drafts: tuple[int, ...], logits: Floats, /, *, masked: bool
-    ) -> int | None:
-        """`logits` has the width of the sequence's vocabulary, and may be changed."""
-
-
-class Draw(Protocol):
-    """A draft behind a sequence and drafts, and what it was drawn from; None where none can be."""
-
-    def __call__(
-        self, sequence: Sequence, drafts: tuple[int, ...], logits: Floats, /
-    ) -> tuple[int, Distribution] | None:
-        """`logits` has the width of the sequence's vocabulary, and may be changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,13 +324,6 @@ class DraftModel:
             return False
         work.start, work.end = work.end, work.length
         return self._cover(work)
-
-
-def ends(sequence: Sequence, token: int, eos_token_ids: tuple[int, ...]) -> bool:
-    """Whether an answer ends with a token, as a rule: nothing is drafted behind it."""
-    params = sequence.request.params
-    is_eos = token in eos_token_ids and not params.ignore_eos
-    return is_eos or token in params.stop_token_ids
 
 
 def _draft(work: _Work) -> Draft | None:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from plait.speculative.rejection import Distribution
 
 
+MAX_FAULTS = 3  # of a model, one after another, until it is left alone
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """Tokens that may follow a sequence, all from one source."""

@@ -35,8 +35,8 @@ from plait.platform.drafting import NoDrafts
 from plait.platform.engine import Engine
 from plait.platform.sampling import Sampler
 from plait.platform.strand import Strand
-from plait.speculative.draft_model import MAX_FAULTS, DraftBounds, DraftModel
-from plait.speculative.source import Draft, Want
+from plait.speculative.draft_model import DraftBounds, DraftModel
+from plait.speculative.source import MAX_FAULTS, Draft, Want
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 SAMPLINGS = (

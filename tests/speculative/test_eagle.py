@@ -156,7 +156,7 @@ def test_a_mask_forbids_and_ends_chains(target, tmp_path):
     assert len(draft.tokens) == 2
     assert all(token % 2 == 1 for token in draft.tokens)
     assert seen == [(), draft.tokens[:1], draft.tokens]
-    world.source._mask = lambda _s, _d, row: row.fill(-np.inf) or True
+    world.source._choice._mask = lambda _s, _d, row: row.fill(-np.inf) or True
     ((_, draft),) = world.propose(4).values()
     assert draft is None
 
