@@ -126,7 +126,7 @@ async def test_an_answer_that_fails_ends_its_siblings(client: ProcessClient) -> 
     fault = Event(
         request_id="some", index=2, finish_reason=FinishReason.ERROR, error=("invalid_value", "no")
     )
-    client._requests["some"].queue.put_nowait(fault)
+    client._supervisor.requests.deliver([fault])
     with pytest.raises(BadRequest, match="no"):
         async for _ in stream:
             pass
