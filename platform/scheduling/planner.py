@@ -104,16 +104,18 @@ class Planner:
 
     def _choose_running(self, step: Choices) -> None:
         """Sequences that lack one token: each gets its row, drafts get what is left over."""
-        rows_kept = len(self._running)
+        rows_kept, fit = len(self._running), self._strands.fit
         for sequence in list(self._running):
             if len(sequence.tokens) - sequence.num_computed_tokens != 1:
                 continue
             if sequence.state is not SequenceState.RUNNING:
                 continue  # parked for one before it
             rows_kept -= 1
-            if not self._strands.fit(sequence, 1):
+            if not fit(sequence, 1):
                 continue
-            drafts = _usable_drafts(sequence, step.budget - rows_kept - 1)
+            drafts: tuple[int, ...] = ()
+            if sequence.drafts:
+                drafts = _usable_drafts(sequence, step.budget - rows_kept - 1)
             # Drafts are a guess: they take free blocks, but nobody's work.
             granted = self._grow(sequence, 1 + len(drafts), reclaim=False)
             if granted or self._grow_or_park(step, sequence, 1):
@@ -241,8 +243,6 @@ class Planner:
 
 
 def _usable_drafts(sequence: Sequence, room: int) -> tuple[int, ...]:
-    if not sequence.drafts:
-        return ()
     # All drafts may hold, and one token more comes with them.
     most = min(room, sequence.max_total_tokens - len(sequence.tokens) - 1)
     return tuple(sequence.drafts[: max(0, most)])
