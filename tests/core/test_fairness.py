@@ -3,7 +3,8 @@
 from collections import Counter
 
 import pytest
-from support.scheduler_world import World, make_scheduler
+from support.scheduler_world import World
+from support.schedulers import make_scheduler
 
 from plait.platform.core import AdapterUse
 

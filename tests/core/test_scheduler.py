@@ -6,7 +6,8 @@ On the simulated KV cache of `support.scheduler_world`.
 import random
 
 import pytest
-from support.scheduler_world import ENDLESS, World, make_scheduler, prompt, scheduled
+from support.scheduler_world import World
+from support.schedulers import ENDLESS, make_scheduler, prompt, scheduled
 
 from plait.platform.core import (
     Request,

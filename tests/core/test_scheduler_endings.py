@@ -4,7 +4,8 @@ On the simulated KV cache of `support.scheduler_world`.
 """
 
 import pytest
-from support.scheduler_world import ENDLESS, World, make_scheduler, prompt
+from support.scheduler_world import World
+from support.schedulers import ENDLESS, make_scheduler, prompt
 
 from plait.platform.core import FinishReason, Request, SamplingParams, SpanResult, StepResult
 

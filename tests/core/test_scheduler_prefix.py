@@ -4,7 +4,8 @@ On the simulated KV cache of `support.scheduler_world`.
 """
 
 import pytest
-from support.scheduler_world import ENDLESS, World, computed_rows, make_scheduler, prompt, scheduled
+from support.scheduler_world import World, computed_rows
+from support.schedulers import ENDLESS, make_scheduler, prompt, scheduled
 
 from plait.platform.core import AdapterUse, FinishReason, SequenceState
 from plait.platform.scheduling.admission import sequence_seed

@@ -10,7 +10,10 @@ import random
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from support.scheduler_world import VOCAB_SIZE, MoodyStrand, World, make_scheduler
+from support.histories import VOCAB_SIZE
+from support.moody_strand import MoodyStrand
+from support.scheduler_world import World
+from support.schedulers import make_scheduler
 
 from plait.platform.core import AdapterUse
 from plait.platform.errors import ContextLengthExceeded, Overloaded

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.schemas import BYTES, END, acceptor, compact, schema_spec
+from support.schemas import BYTES, END, acceptor, closed, compact, schema_spec
 
 from plait.platform.errors import UnsupportedSchemaKeyword
 from plait.structured.compiler import Compiler
@@ -23,15 +23,6 @@ from plait.structured.vocabulary import Vocabulary
 DRAFT_2020 = "https://json-schema.org/draft/2020-12/schema"
 ANY = {"any_form": True}
 MAIL = {"type": "string", "format": "email"}
-
-
-def closed(properties, required=None):
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties) if required is None else required,
-        "additionalProperties": False,
-    }
 
 
 def grammar(schema, **options):

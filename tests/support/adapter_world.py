@@ -3,7 +3,8 @@
 import random
 
 from support.fake_adapters import AdapterFiles, FakePlaces, ManualThreads
-from support.scheduler_world import World, make_scheduler
+from support.scheduler_world import World
+from support.schedulers import make_scheduler
 
 from plait.adapters.loader import Loader
 from plait.adapters.pool import AdapterPool

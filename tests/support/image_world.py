@@ -6,7 +6,8 @@ An embedding tells which image it is of, which row, and what adapters did to it.
 from __future__ import annotations
 
 import torch
-from support.scheduler_world import World, make_scheduler
+from support.scheduler_world import World
+from support.schedulers import make_scheduler
 
 from plait.platform.batch import build
 from plait.platform.config import VisionInfo

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
-from zlib import crc32
+
+from support.histories import VOCAB_SIZE, Histories, answer, next_token, stop
 
 from plait.platform.batch import build
-from plait.platform.config import CacheConfig, KVGroup, SchedulerConfig
 from plait.platform.core import (
     AdapterUse,
     FinishReason,
@@ -30,182 +28,9 @@ from plait.platform.core import (
     StepResult,
     TokenLogprobs,
 )
-from plait.platform.errors import AdapterStorageFailed
 from plait.platform.kv.hashing import KeyChain
 from plait.platform.scheduler import Commit, Scheduler
-from plait.platform.strand import Strand
 from plait.platform.unbroken import longest
-
-STOP_TOKEN = 0
-VOCAB_SIZE = 12
-ENDLESS = {"ignore_eos": True}
-
-
-def prompt(length: int, start: int = 1) -> list[int]:
-    """Tokens that no other start gives, none of which ends an answer."""
-    return [1 + (start + i) % 11 for i in range(length)]
-
-
-def scheduled(plan: StepPlan) -> dict[str, int]:
-    """What the plan computes: request id and index → number of rows."""
-    return {f"{s.sequence.request.request_id}.{s.sequence.index}": s.num_tokens for s in plan.spans}
-
-
-def groups(*sizes: tuple[int | None, int]) -> tuple[KVGroup, ...]:
-    """KV groups of (window, number of usable blocks)."""
-    return tuple(
-        KVGroup(layers=(i,), window=window, num_kv_heads=1, head_size=1, num_blocks=blocks + 1)
-        for i, (window, blocks) in enumerate(sizes)
-    )
-
-
-def make_scheduler(
-    *sizes: tuple[int | None, int],
-    block_size: int = 4,
-    caching: bool = True,
-    max_model_len: int = 200,
-    max_num_seqs: int = 8,
-    budget: int = 16,
-    max_num_queued: int = 100,
-    watermark: float = 0.0,
-    strands: tuple = (),
-) -> Scheduler:
-    cache = CacheConfig(
-        block_size=block_size,
-        groups=groups(*sizes),
-        dtype="float32",
-        enable_prefix_caching=caching,
-    )
-    config = SchedulerConfig(
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget,
-        max_num_queued=max_num_queued,
-        watermark=watermark,
-    )
-    return Scheduler(config, cache, strands)
-
-
-class MoodyStrand(Strand):
-    """A strand that is ready for a sequence after some steps, and refuses what it pleases.
-
-    Readiness is lost when a sequence parks; one that could not run for another reason keeps it.
-    """
-
-    def __init__(
-        self, rng: random.Random, *, longest_wait: int = 6, refusals: float = 0.05
-    ) -> None:
-        self._rng = rng
-        self._longest_wait = longest_wait
-        self._refusals = refusals
-        self._waits: dict[int, int] = {}  # sequence → steps left
-        self._held: set[int] = set()
-
-    def begin(self, now_s: float) -> None:
-        for seq_id in self._waits:
-            self._waits[seq_id] = max(0, self._waits[seq_id] - self._rng.randrange(2))
-
-    def admit(self, sequence: Sequence) -> bool:
-        assert sequence.state is SequenceState.WAITING
-        if sequence.seq_id in self._held:
-            return True
-        if sequence.seq_id not in self._waits:
-            if self._rng.random() < self._refusals:
-                raise AdapterStorageFailed("no")
-            self._waits[sequence.seq_id] = self._rng.randrange(self._longest_wait + 1)
-        if self._waits[sequence.seq_id]:
-            return False
-        del self._waits[sequence.seq_id]
-        self._held.add(sequence.seq_id)
-        return True
-
-    def release(self, sequence: Sequence) -> None:
-        if sequence.state is SequenceState.WAITING and sequence.seq_id in self._held:
-            self._waits[sequence.seq_id] = 0
-        elif sequence.state is not SequenceState.WAITING:
-            self._waits.pop(sequence.seq_id, None)
-        self._held.discard(sequence.seq_id)
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._waits)
-
-    def check_integrity(self, running: Iterable[Sequence]) -> None:
-        assert self._held == {sequence.seq_id for sequence in running}
-
-
-def next_token(seed: int, tokens: list[int]) -> int:
-    """The model: one token after any history, not often the one that stops."""
-    return crc32(repr((seed, tokens)).encode()) % VOCAB_SIZE
-
-
-def answer(sequence: Sequence) -> list[int]:
-    """The output of a sequence, had it been alone."""
-    tokens = list(sequence.request.prompt_token_ids)
-    while len(tokens) < sequence.max_total_tokens:
-        tokens.append(next_token(sequence.seed, tokens))
-        if stop(sequence, tokens[-1]):
-            break
-    return tokens[sequence.num_prompt_tokens :]
-
-
-def stop(sequence: Sequence, token: int) -> tuple[FinishReason, int] | None:
-    ends = token == STOP_TOKEN and not sequence.request.params.ignore_eos
-    return (FinishReason.STOP, token) if ends else None
-
-
-@dataclass
-class Histories:
-    """A trie of what K and V depend on, token by token; a node stands for all that came before.
-
-    That is salt, token, and of each adapter that is active there and can change K or V at all the
-    content that does so, with its scale; of an image its content and the place in it; and in a
-    span of tokens that see each other all that the whole span depends on.
-    """
-
-    children: dict[tuple[object, object], int] = field(default_factory=dict)
-    parents: list[object] = field(default_factory=list)
-
-    def path(self, request: Request, tokens: list[int]) -> list[int]:
-        """The node of each token."""
-        node: object = request.cache_salt
-        uses = [use for use in request.adapters if use.kv_digest]
-        nodes = []
-        for position, token in enumerate(tokens):
-            active = tuple((u.kv_digest, u.scale) for u in uses if u.active_from <= position)
-            step = (token, active, self._beside(request, uses, position))
-            child = self.children.get((node, step))
-            if child is None:
-                child = self.children[node, step] = len(self.parents)
-                self.parents.append(node)
-            nodes.append(child)
-            node = child
-        return nodes
-
-    def _beside(self, request: Request, uses: list[AdapterUse], position: int) -> object:
-        """What K and V at a position depend on beside what came before; None: nothing."""
-        spans = [span for span in request.spans if span[0] <= position < span[1]]
-        if not spans:
-            return self._image(request, position)
-        tokens = request.prompt_token_ids
-        return tuple(
-            (
-                tokens[place],
-                tuple((u.kv_digest, u.scale) for u in uses if u.active_from <= place),
-                self._image(request, place),
-            )
-            for place in range(*spans[0])
-        )
-
-    @staticmethod
-    def _image(request: Request, place: int) -> object:
-        """The image at a place: its content, the place in it, and what adapters did to it."""
-        for item in request.images:
-            if item.start <= place < item.start + item.num_tokens:
-                towers = [u for u in request.adapters if u.active_from <= item.start]
-                made = tuple((u.tower_digest, u.scale) for u in towers if u.tower_digest)
-                return (item.key, place - item.start, made)
-        return None
 
 
 class World:

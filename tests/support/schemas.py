@@ -15,6 +15,18 @@ def compact(value) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
+def closed(properties, required=None, **more):
+    """An object of these properties, all required if not said otherwise, and no others."""
+    names = list(properties) if required is None else required
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": names,
+        "additionalProperties": False,
+        **more,
+    }
+
+
 def schema_spec(schema, **fields) -> GrammarSpec:
     return GrammarSpec(kind=GrammarKind.JSON_SCHEMA, content=schema, **fields)
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.image_world import CONTENTS, ROW_BYTES, ImageWorld
-from support.scheduler_world import MoodyStrand
+from support.moody_strand import MoodyStrand
 
 from plait.platform.core import AdapterUse
 from plait.platform.errors import ContextLengthExceeded, ImageTooLarge, Overloaded

@@ -2,7 +2,7 @@
 
 import pytest
 from support.image_world import ROW_BYTES, ImageWorld
-from support.scheduler_world import make_scheduler
+from support.schedulers import make_scheduler
 
 from plait.platform.errors import BadRequest, ImageTooLarge, Unsupported
 
