@@ -11,6 +11,7 @@ from plait.platform.rejecting import RejectingSampler
 from plait.speculative.economy import Economy
 from plait.speculative.lookup import SequenceLookup
 from plait.speculative.recent import RecentAnswers
+from plait.speculative.source import Sources
 from plait.speculative.speculator import Speculator
 
 if TYPE_CHECKING:
@@ -69,12 +70,14 @@ def make_speculator(
         model = loaded.source(config, mask=mask)
     speculator = Speculator(
         Economy(),
+        Sources(
+            constraints=grammars,
+            texts=(SequenceLookup(vocab_size), RecentAnswers(vocab_size)),
+            model=model,
+            head=head,
+        ),
         max_tokens=config.options.max_draft_tokens,
         vocab_size=vocab_size,
-        constraints=grammars,
-        texts=(SequenceLookup(vocab_size), RecentAnswers(vocab_size)),
-        model=model,
-        head=head,
         draws=config.options.draft_sampling == "rejection",
     )
     return speculator

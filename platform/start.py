@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from plait.platform import budget
-from plait.platform.config import EngineConfig, Options
+from plait.platform.config import EngineConfig, ModelInfo, Options
 from plait.platform.cores import num_threads, usable_cores
 from plait.platform.errors import ConfigError
 from plait.platform.intake import Intake
@@ -62,6 +62,7 @@ class Started:
     rest: Rest | None = None
 
 
+# Its length is that of a list: one phase behind the other, each with what it needs of those before.
 def start_engine(
     options: Options,
     on_phase: OnPhase = lambda _phase, _seconds: None,
@@ -78,16 +79,7 @@ def start_engine(
     """
     _check_draft(options)
     trace = None if options.trace_steps is None else StepTrace(options.trace_steps)
-    phases: dict[str, float] = {}
-
-    @contextmanager
-    def phase(name: str) -> Iterator[None]:
-        on_phase(name, 0.0)
-        began = time.monotonic()
-        yield
-        phases[name] = time.monotonic() - began
-        on_phase(name, phases[name])
-
+    phase = _Phases(on_phase)
     with phase("import torch"):
         import_torch(light=light)
         with paused_collection():
@@ -112,12 +104,7 @@ def start_engine(
             from plait.platform.speculation import load_drafting
 
             draft = load_drafting(options, head, executor, tokenizer)
-    # A model may end its turns with a token that only its tokenizer names.
-    ends = dict.fromkeys((*executor.model.eos_token_ids, *tokenizer.eos_token_ids))
-    notes = executor.model.notes + (() if draft is None else draft.notes)
-    if executor.model.vision is not None and options.encoder_cache_bytes == 0:
-        notes += ("images are refused, as --encoder-cache-memory 0 asks",)
-    model = replace(executor.model, eos_token_ids=tuple(ends), notes=notes)
+    model = _served(executor.model, tokenizer, options, () if draft is None else draft.notes)
     # Pages of mapped files count as free for as long as nobody needs them, and we do.
     mapped_bytes = model.mapped_bytes + (0 if draft is None else draft.mapped_bytes)
     with phase("allocate KV"):
@@ -147,7 +134,7 @@ def start_engine(
         tokenizer=tokenizer,
         sites=executor.sites,
         probe=partial(_probe, options),
-        phases=phases,
+        phases=phase.seconds,
         facts={
             "arithmetic": list(fit.arithmetic),
             "kv_bytes": fit.kv_bytes,
@@ -156,6 +143,33 @@ def start_engine(
             "encoder_bytes": fit.encoder_bytes,
         },
     )
+
+
+class _Phases:
+    """Names, times and tells the phases of a start."""
+
+    def __init__(self, on_phase: OnPhase) -> None:
+        self._on_phase = on_phase
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self._on_phase(name, 0.0)
+        began = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - began
+        self._on_phase(name, self.seconds[name])
+
+
+def _served(
+    model: ModelInfo, tokenizer: Tokenizer, options: Options, notes: tuple[str, ...]
+) -> ModelInfo:
+    """The model as it is served: its ends, and what there is to say of it."""
+    # A model may end its turns with a token that only its tokenizer names.
+    ends = dict.fromkeys((*model.eos_token_ids, *tokenizer.eos_token_ids))
+    if model.vision is not None and options.encoder_cache_bytes == 0:
+        notes += ("images are refused, as --encoder-cache-memory 0 asks",)
+    return replace(model, eos_token_ids=tuple(ends), notes=model.notes + notes)
 
 
 def _import_models() -> None:

@@ -72,6 +72,18 @@ class TextSource(Protocol):
         ...
 
 
+class Constraints(Protocol):
+    """What grammars say of drafts. Implemented by `structured.strand.GrammarStrand`."""
+
+    def forced(self, sequence: Sequence, limit: int) -> list[int]:
+        """Tokens of the text that must follow, at most `limit`."""
+        ...
+
+    def count_legal(self, sequence: Sequence, drafts: SequenceOf[int]) -> int:
+        """How many of `drafts` may follow, one behind the other."""
+        ...
+
+
 class ModelSource(Protocol):
     """Drafts from a model of its own, for many sequences at once. Called by the engine's thread."""
 
@@ -116,3 +128,13 @@ class TappedSource(ModelSource, Protocol):
         `taps`: `[T, len(taps) * D]`, None where the step was computed without.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where an engine's drafts come from; each may be missing. Of model and head there is one."""
+
+    constraints: Constraints | None = None
+    texts: tuple[TextSource, ...] = ()
+    model: ModelSource | None = None
+    head: TappedSource | None = None

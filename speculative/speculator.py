@@ -1,9 +1,8 @@
 """Which drafts the sequences of a step get: the one place where all sources meet.
 
-    1  candidates     text that the grammar forces; behind it what the text itself, or recent
-                      answers, suggest; or what the draft model says, where that promises more
-    2  legal          cut where the grammar forbids, so that no such token becomes a row
-    3  worth it       over the whole batch, those that make tokens come fastest (`economy`)
+    1  candidates     what may follow each, from all sources (`candidates`)
+    2  worth it       over the whole batch, those that make tokens come fastest (`economy`)
+    3  what came      of each, and what the step cost: learned for the next ones
 
 Drafts are guesses that the common step verifies: nothing here can change a token. What fails here
 costs drafts, and never a request.
@@ -16,24 +15,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from plait.platform.core import SequenceState
 from plait.platform.strand import Strand
 from plait.speculative.acceptance import Whose
 from plait.speculative.budget import Load
+from plait.speculative.candidates import Candidates
 from plait.speculative.economy import Economy, Offer, split
-from plait.speculative.model_drafts import ModelDrafts, Rival
-from plait.speculative.source import Draft, Want
+from plait.speculative.model_drafts import ModelDrafts
+from plait.speculative.source import Want
 from plait.speculative.tally import (
     AT_ITS_END,
     BY_REQUEST,
     FAULT,
-    FORBIDDEN,
     NO_ROOM,
     NOT_WORTH_IT,
-    NOTHING_FOUND,
     Tally,
 )
 
@@ -42,27 +40,12 @@ if TYPE_CHECKING:
 
     from plait.platform.batch import StepBatch
     from plait.platform.core import Sequence, StepPlan, StepResult
-    from plait.speculative.source import ModelSource, TappedSource, TextSource
+    from plait.speculative.source import Sources
 
 log = logging.getLogger(__name__)
 
-FORCED = "grammar"
-# Sequences from which on asking for all, 0.1 ms each, takes a share of a step that is felt.
-MANY = 16
 CALIBRATED_DEPTH = 2  # of what a model drafts so as to learn what it costs
 MAX_FAULTS = 3  # in a row, until nothing is drafted any more
-
-
-class Constraints(Protocol):
-    """What grammars say of drafts. Implemented by `structured.strand.GrammarStrand`."""
-
-    def forced(self, sequence: Sequence, limit: int) -> list[int]:
-        """Tokens of the text that must follow, at most `limit`."""
-        ...
-
-    def count_legal(self, sequence: Sequence, drafts: SequenceOf[int]) -> int:
-        """How many of `drafts` may follow, one behind the other."""
-        ...
 
 
 @dataclass(slots=True)
@@ -78,38 +61,34 @@ class _State:
 class Speculator(Strand):
     """Implements `platform.drafting.Drafter`. It is a strand too, so as to see what comes of it.
 
-    `texts` are asked in turn for what follows; the longest that promises most wins. `draws`: the
-    model's drafts may be for rejection sampling. How many of these are verified is settled before
-    any is drawn.
+    `draws`: the model's drafts may be for rejection sampling. How many of these are verified is
+    settled before any is drawn.
     """
 
-    def __init__(  # noqa: PLR0913 (its sources, each of which may be missing)
+    def __init__(
         self,
         economy: Economy,
+        sources: Sources,
         *,
         max_tokens: int,
         vocab_size: int,
-        constraints: Constraints | None = None,
-        texts: SequenceOf[TextSource] = (),
-        model: ModelSource | None = None,
-        head: TappedSource | None = None,
         draws: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._economy = economy
         self._max_tokens = max_tokens
-        self._vocab_size = vocab_size
-        self._constraints = constraints
-        self._texts = tuple(texts)
-        self._tally = Tally()
-        source = model or head
-        self._model = (
-            None if source is None else ModelDrafts(source, economy, self._tally, head=head)
-        )
         self._draws = draws
-        self._ingest_s = 0.0  # in this step, by a head
         self._clock = clock
+        self._tally = Tally()
+        source = sources.model or sources.head
+        self._model = (
+            None if source is None else ModelDrafts(source, economy, self._tally, head=sources.head)
+        )
+        self._candidates = Candidates(
+            sources, self._model, economy, self._tally, vocab_size=vocab_size, clock=clock
+        )
         self._states: dict[int, _State] = {}
+        self._ingest_s = 0.0  # in this step, by a head
         self._prompt_rows = 0  # of the last plan
         self._calibration: deque[int] = deque()  # drafts that the next steps are to verify
         self._is_calibrating = False
@@ -126,12 +105,7 @@ class Speculator(Strand):
             return
         self._is_calibrating = bool(self._calibration)
         if self._is_calibrating:
-            length = min(self._calibration.popleft(), room // len(sequences))
-            for sequence in sequences:
-                if self._model is not None:
-                    self._model.calibrate(Want(sequence=sequence, limit=CALIBRATED_DEPTH))
-                sequence.drafts[:] = [0] * length
-                sequence.draft_probs.clear()
+            self._fill(sequences, min(self._calibration.popleft(), room // len(sequences)))
             return
         began = self._clock()
         try:
@@ -146,6 +120,14 @@ class Speculator(Strand):
             for sequence in sequences:
                 sequence.drafts.clear()
         self._tally.choosing(self._clock() - began)
+
+    def _fill(self, sequences: SequenceOf[Sequence], length: int) -> None:
+        """Have the step verify so many tokens each, whatever they are, to learn what it costs."""
+        for sequence in sequences:
+            if self._model is not None:
+                self._model.calibrate(Want(sequence=sequence, limit=CALIBRATED_DEPTH))
+            sequence.drafts[:] = [0] * length
+            sequence.draft_probs.clear()
 
     def _load(self, sequences: SequenceOf[Sequence]) -> Load:
         return Load(
@@ -162,19 +144,15 @@ class Speculator(Strand):
             return
         if not wants:
             return
-        texts = self._awake(len(wants))
-        chains = [self._text(want, texts) for want in wants]
-        if self._model is not None:
-            self._ask_model(self._model, wants, chains, room)
+        states = [self._state(want.sequence) for want in wants]
+        chains = self._candidates.of(
+            wants, [state.whose for state in states], max_drawn=room if self._draws else None
+        )
         offers: list[tuple[Sequence, Offer]] = []
-        for want, chain in zip(wants, chains, strict=True):
-            legal = self._legal(want.sequence, chain)
-            if not legal:
-                self._tally.undrafted(FORBIDDEN if chain else NOTHING_FOUND)
-            else:
-                state = self._state(want.sequence)
-                state.offer = Offer(whose=state.whose, drafts=legal)
-                offers.append((want.sequence, state.offer))
+        for state, chain in zip(states, chains, strict=True):
+            if chain:
+                state.offer = Offer(whose=state.whose, drafts=chain)
+                offers.append((state.sequence, state.offer))
         counts = self._choose([offer for _, offer in offers], room)
         for (sequence, offer), count in zip(offers, counts, strict=True):
             tokens = [token for draft in offer.drafts for token in draft.tokens]
@@ -206,83 +184,6 @@ class Speculator(Strand):
         elif said.max_tokens is not None:
             limit = min(limit, said.max_tokens)
         return Want(sequence=sequence, limit=limit)
-
-    def _awake(self, num_wants: int) -> list[TextSource]:
-        """The sources to ask: in a large batch not those of which nothing was chosen for long."""
-        if num_wants < MANY:
-            return list(self._texts)
-        return [text for text in self._texts if not self._economy.ledger.is_asleep(text.name)]
-
-    def _text(self, want: Want, texts: SequenceOf[TextSource]) -> tuple[Draft, ...]:
-        """Forced text, and what other text suggests behind it."""
-        forced: tuple[int, ...] = ()
-        if self._constraints is not None and want.sequence.request.grammar is not None:
-            began = self._clock()
-            forced = tuple(self._constraints.forced(want.sequence, want.limit))
-            self._tally.drafting(FORCED, self._clock() - began)
-        chain = (Draft(tokens=forced, source=FORCED),) if forced else ()
-        rest = want
-        if forced:
-            rest = replace(want, after=forced, limit=want.limit - len(forced))
-            if rest.limit <= 0:
-                return chain
-        found = [d for d in (self._ask_text(text, rest) for text in texts) if d is not None]
-        if not found:
-            return chain
-        if len(found) == 1:
-            return (*chain, found[0])
-        whose = self._state(want.sequence).whose
-        return (*chain, max(found, key=lambda draft: self._promise(whose, (draft,))))
-
-    def _ask_text(self, text: TextSource, want: Want) -> Draft | None:
-        began = self._clock()
-        draft = text.propose(want)
-        self._tally.drafting(text.name, self._clock() - began)
-        return draft
-
-    def _promise(self, whose: Whose, chain: tuple[Draft, ...]) -> float:
-        """Seconds that drafts are expected to save."""
-        survival: list[float] = []
-        reached = 1.0
-        for draft in chain:
-            survival += [reached * s for s in self._economy.acceptance.survival(whose, draft)]
-            reached = survival[-1]
-        return self._economy.worth_s(survival) if survival else 0.0
-
-    def _ask_model(
-        self,
-        model: ModelDrafts,
-        wants: SequenceOf[Want],
-        chains: list[tuple[Draft, ...]],
-        room: int,
-    ) -> None:
-        rivals: list[Rival] = []
-        for place, (want, chain) in enumerate(zip(wants, chains, strict=True)):
-            forced = chain[:1] if chain and chain[0].source == FORCED else ()
-            after = forced[0].tokens if forced else ()
-            rest = want
-            if after:
-                rest = replace(want, after=after, limit=want.limit - len(after))
-            whose = self._state(want.sequence).whose
-            rival = model.rival(place, whose, rest, forced, chain[len(forced) :])
-            if rival is not None:
-                rivals.append(rival)
-        model.improve(rivals, chains, self._promise, max_rows=room if self._draws else None)
-
-    def _legal(self, sequence: Sequence, chain: tuple[Draft, ...]) -> tuple[Draft, ...]:
-        """Cut where the vocabulary or the grammar has no such token."""
-        tokens = [token for draft in chain for token in draft.tokens]
-        width = sequence.request.vocab_size or self._vocab_size
-        num_legal = next((i for i, t in enumerate(tokens) if not 0 <= t < width), len(tokens))
-        if self._constraints is not None and sequence.request.grammar is not None:
-            num_legal = self._constraints.count_legal(sequence, tokens[:num_legal])
-        if num_legal == len(tokens):
-            return chain
-        self._tally.cut(chain, num_legal, by=FORBIDDEN)
-        return tuple(
-            replace(draft, tokens=draft.tokens[:num], chances=draft.chances[:num])
-            for draft, num in split(chain, num_legal)
-        )
 
     def _state(self, sequence: Sequence) -> _State:
         state = self._states.get(sequence.seq_id)
@@ -324,18 +225,9 @@ class Speculator(Strand):
             return
         for span, outcome in zip(plan.spans, result.spans, strict=True):
             state = self._states.get(span.sequence.seq_id)
-            if state is None or state.offer is None:
-                continue
-            num_verified, num_sampled = len(span.drafts), len(outcome.token_ids)
-            if num_verified and num_sampled:
-                # Each sampled token judges the draft in its place; all drafts may hold.
-                num_seen = min(num_sampled, num_verified)
-                self._economy.verified(state.offer, num_verified, num_sampled - 1, num_seen)
-                drafts = split(state.offer.drafts, num_verified)
-                sources = [draft.source for draft, num in drafts for _ in range(num)]
-                self._tally.verified(span.sequence, sources, num_sampled - 1)
-                state.accepting = deque(sources[: num_sampled - 1])
-            state.offer = None
+            if state is not None and state.offer is not None:
+                self._judge(state, state.offer, len(span.drafts), len(outcome.token_ids))
+                state.offer = None
         load = _load_of(plan)
         self._prompt_rows = load.num_prompt_rows
         if load.num_decoding:
@@ -344,11 +236,21 @@ class Speculator(Strand):
         if self._model is not None:
             self._model.settle(seconds)
 
+    def _judge(self, state: _State, offer: Offer, num_verified: int, num_sampled: int) -> None:
+        """Each sampled token judges the draft in its place; all drafts may hold."""
+        if not num_verified or not num_sampled:
+            return
+        num_seen = min(num_sampled, num_verified)
+        self._economy.verified(offer, num_verified, num_sampled - 1, num_seen)
+        drafts = split(offer.drafts, num_verified)
+        sources = [draft.source for draft, num in drafts for _ in range(num)]
+        self._tally.verified(state.sequence, sources, num_sampled - 1)
+        state.accepting = deque(sources[: num_sampled - 1])
+
     def forget(self, generation: str) -> None:
         """See `Drafter.forget`."""
         self._economy.forget(generation)
-        for text in self._texts:
-            text.forget(generation)
+        self._candidates.forget(generation)
 
     def calibrate(self, lengths: SequenceOf[int]) -> None:
         """See `Drafter.calibrate`."""
@@ -373,10 +275,7 @@ class Speculator(Strand):
         """See `Strand.release`: what a sequence taught stays with those of its kind."""
         if sequence.state is not SequenceState.FINISHED:
             return
-        for text in self._texts:
-            text.release(sequence)
-        if self._model is not None:
-            self._model.release(sequence)
+        self._candidates.release(sequence)
         self._economy.release(sequence.seq_id)
         self._states.pop(sequence.seq_id, None)
 
@@ -398,14 +297,6 @@ class Speculator(Strand):
             **self._tally.figures,
             "foreseen_over_taken": self._economy.foreseen_over_taken,
         }
-
-
-def _within(depths: list[int], room: int) -> list[int]:
-    """Depths of which there are no more than `room` in all, the deepest cut first."""
-    depths = list(depths)
-    while sum(depths) > max(room, 0):
-        depths[depths.index(max(depths))] -= 1
-    return depths
 
 
 def _load_of(plan: StepPlan) -> Load:

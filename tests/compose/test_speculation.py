@@ -180,7 +180,7 @@ def test_a_draft_model_that_is_the_model_is_always_right(
     drafter = engine.engine.drafter
     assert isinstance(drafter, Speculator)
     set_economy(drafter, EagerEconomy())
-    drafter._texts = ()
+    drafter._candidates._texts = ()
     for request in mixed(engine):
         engine.engine.add(request)
     engine.drain()

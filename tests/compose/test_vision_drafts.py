@@ -77,7 +77,8 @@ def test_answers_about_images_are_the_same_with_drafts(world, checkpoint, tmp_pa
     assert isinstance(drafter, Speculator)
     if source == "right half of the time":
         oracle = sometimes(plain, 0.5, 290)
-        drafter._model = ModelDrafts(oracle, drafter._economy, drafter._tally)
+        made = ModelDrafts(oracle, drafter._economy, drafter._tally)
+        drafter._model = drafter._candidates._model = made
     set_economy(drafter, EagerEconomy())
     assert engine.tokens(asked, random.Random(1)) == plain
     stats = engine.engine.stats

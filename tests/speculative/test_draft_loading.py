@@ -77,8 +77,8 @@ def test_under_a_grammar_the_draft_model_is_masked_as_the_target_is(
     ):
         drafter = draft_whatever_it_costs(drafting._engine)
         set_economy(drafter, EagerEconomy(FixedCost(FREE_ROWS)))
-        drafter._texts = ()
-        drafter._constraints.forced = lambda *_: []
+        drafter._candidates._texts = ()
+        drafter._candidates._constraints.forced = lambda *_: []
         assert texts(drafting) == texts(plain)
         stats = drafting._engine.stats
         # An end token may be drafted behind what completes an answer.

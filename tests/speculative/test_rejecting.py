@@ -50,6 +50,7 @@ from plait.speculative.draft_model import DraftBounds, DraftModel
 from plait.speculative.economy import Economy
 from plait.speculative.lookup import SequenceLookup
 from plait.speculative.rejection import is_drawn
+from plait.speculative.source import Sources
 from plait.speculative.speculator import Speculator
 
 Checkpoint = Callable[[str], Path]
@@ -96,10 +97,9 @@ class World:
             )
         self.speculator = Speculator(
             economy or EagerEconomy(),
+            Sources(texts=(SequenceLookup(NUM_TOKENS),) if texts else (), model=model),
             max_tokens=max_tokens,
             vocab_size=NUM_TOKENS,
-            texts=(SequenceLookup(NUM_TOKENS),) if texts else (),
-            model=model,
             draws=True,
         )
         self.engine = Engine(
@@ -319,7 +319,7 @@ def test_a_draft_model_that_equals_the_target_is_always_right_and_grammars_stay_
     ):
         drafter = draft_whatever_it_costs(drawing._engine)
         set_economy(drafter, EagerEconomy(FixedCost(FREE_ROWS)))
-        drafter._texts = ()
+        drafter._candidates._texts = ()
         plain_texts, drawn_texts = texts(off), texts(drawing)
         assert drawn_texts[3] == plain_texts[3]
         assert drawn_texts[:3] != plain_texts[:3]

@@ -28,7 +28,7 @@ from plait.platform.engine import Engine
 from plait.speculative.economy import Economy
 from plait.speculative.lookup import SequenceLookup
 from plait.speculative.recent import RecentAnswers
-from plait.speculative.source import Draft
+from plait.speculative.source import Draft, Sources
 from plait.speculative.speculator import Speculator
 from plait.structured.strand import GrammarStrand
 
@@ -49,11 +49,13 @@ def drafting(
     strand = GrammarStrand(vocabulary)
     drafter = Speculator(
         economy or EagerEconomy(),
+        Sources(
+            constraints=strand,
+            texts=(SequenceLookup(WIDTH), RecentAnswers(WIDTH)) if texts else (),
+            model=model,
+        ),
         max_tokens=max_tokens,
         vocab_size=WIDTH,
-        constraints=strand,
-        texts=(SequenceLookup(WIDTH), RecentAnswers(WIDTH)) if texts else (),
-        model=model,
     )
     executor = ScriptedExecutor(made, hashed)
     engine = Engine(made, executor, None, strands=[strand, drafter], drafter=drafter)
@@ -230,7 +232,7 @@ def test_what_fails_while_drafting_costs_drafts_and_never_a_request() -> None:
 
 def test_what_an_adapters_answers_taught_goes_with_it() -> None:
     recent, economy = RecentAnswers(WIDTH), EagerEconomy()
-    drafter = Speculator(economy, max_tokens=4, vocab_size=WIDTH, texts=(recent,))
+    drafter = Speculator(economy, Sources(texts=(recent,)), max_tokens=4, vocab_size=WIDTH)
     uses = (AdapterUse(generation="a"), AdapterUse(generation="b"))
     for number, adapters in enumerate([(), uses[:1], uses]):
         one = replace(free(number), adapters=adapters)

@@ -11,6 +11,7 @@ from plait.platform.engine import Engine
 from plait.speculative.cost import StepCost
 from plait.speculative.economy import Economy
 from plait.speculative.following import Following
+from plait.speculative.source import Sources
 from plait.speculative.speculator import Speculator
 
 FREE_ROWS = {1: 1.0, 4096: 1.0}
@@ -39,14 +40,14 @@ class EagerEconomy(Economy):
         return counts
 
 
-def speculator(profile: Mapping[int, float] = FREE_ROWS, **parts: Any) -> Speculator:
+def speculator(profile: Mapping[int, float] = FREE_ROWS, **sources: Any) -> Speculator:
     return Speculator(
-        Economy(FixedCost(profile)), **({"max_tokens": 16, "vocab_size": WIDTH} | parts)
+        Economy(FixedCost(profile)), Sources(**sources), max_tokens=16, vocab_size=WIDTH
     )
 
 
 def set_economy(drafter: Speculator, economy: Economy) -> None:
-    drafter._economy = economy
+    drafter._economy = drafter._candidates._economy = economy
     if drafter._model is not None:
         drafter._model._economy = economy
 

@@ -204,8 +204,9 @@ class Woven:
         assert drafter._model is not None
         drafter._model._following = Always()
         if by_cell:
-            drafter._texts = tuple(_Only(text, "ngram") for text in drafter._texts)
-            drafter._constraints = _Only(drafter._constraints, "forced")
+            candidates = drafter._candidates
+            candidates._texts = tuple(_Only(text, "ngram") for text in candidates._texts)
+            candidates._constraints = _Only(candidates._constraints, "forced")
             drafter._model._source = _Only(drafter._model._source, "model")
         self.uses = {name: self._load(name) for name in TARGETS}
         self.grammars = self._grammars()
