@@ -16,9 +16,14 @@
 PLAIT_EXPORT int plait_resize_rgb(const uint8_t* pixels, size_t height, size_t width, uint8_t* out,
                                   size_t out_height, size_t out_width, int filter, int down_first) {
   try {
-    const plait::ResampleArgs args{pixels,     width * 3, height,
-                                   width,      out,       out_height,
-                                   out_width,  static_cast<plait::ResampleFilter>(filter),
+    const plait::ResampleArgs args{pixels,
+                                   width * 3,
+                                   height,
+                                   width,
+                                   out,
+                                   out_height,
+                                   out_width,
+                                   static_cast<plait::ResampleFilter>(filter),
                                    down_first != 0};
     plait::ResampleKernel run = plait::resample_plain;
 #if PLAIT_HAS_X86_SOURCES

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from plait.platform.kv.pages import DTYPES
 from plait.platform.model.families import VisionFamily
-from plait.platform.model.leaves import Linear
+from plait.platform.model.leaves import Linear, LinearSlice
 from plait.platform.model.native.stored import NotStorable
 from plait.platform.model.tower import PatchEmbedding
 from plait.platform.model.vision import VisionParts, rows_of
@@ -26,6 +26,7 @@ from plait.platform.model.vision import VisionParts, rows_of
 _MOST_FLOP = 1e11  # of one image: a second or two, and recording and comparing take four
 _MOST_INLINE = 4096  # numbers of a constant that is no weight
 _LEAF = "leaf"
+_LINEAR = (Linear, LinearSlice)
 
 
 # --- to data ---
@@ -42,8 +43,8 @@ def describe_tower(
     Raises `NotStorable`.
     """
     shape = _shape(vision)
-    own = [m._leaf[0] for part in vision.encoding for m in part.modules() if _has_leaf(m)]
-    called = [*leaves, *own]
+    inner = [m for part in vision.encoding for m in part.modules()]
+    called = [*leaves, *(m._leaf[0] for m in inner if isinstance(m, PatchEmbedding))]
     image = torch.rand((1, *shape), generator=torch.Generator().manual_seed(0)).to(dtype)
     recording = _Recording(name_of)
     recording.number(image)
@@ -64,10 +65,6 @@ def describe_tower(
     return described, called
 
 
-def _has_leaf(module: nn.Module) -> bool:
-    return isinstance(module, PatchEmbedding)
-
-
 def _shape(vision: VisionParts) -> tuple[int, int, int]:
     family: VisionFamily = vision.family
     if family.tensors != ("pixel_values",) or family.is_nested or family.has_levels:
@@ -78,12 +75,8 @@ def _shape(vision: VisionParts) -> tuple[int, int, int]:
         config, "num_channels", 3
     ) != 3:  # fmt: skip
         raise NotStorable("a tower that names no size of images")
-    weights = sum(
-        m.in_features * m.out_features
-        for part in vision.encoding
-        for m in part.modules()
-        if hasattr(m, "in_features") and hasattr(m, "out_features")
-    )
+    inner = [m for part in vision.encoding for m in part.modules()]
+    weights = sum(m.in_features * m.out_features for m in inner if isinstance(m, _LINEAR))
     if 2 * weights * (side // patch) ** 2 > _MOST_FLOP:
         raise NotStorable("a large tower")
     return 3, side, side
