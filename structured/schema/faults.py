@@ -28,6 +28,38 @@ def of_nodes(nodes: Nodes) -> Iterator[Refusal]:
             yield _required_by_draft_3(at)
 
 
+_COUNTS = frozenset(
+    {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+)
+_STRINGS = frozenset({"pattern", "format"})
+_NUMBERS = frozenset({"minimum", "maximum", "multipleOf"})
+
+
+def malformed(document: Document) -> tuple[str, str] | None:
+    """Where a keyword's value is none that it can have, and why, be it of another type's.
+
+    Readers meet the keywords of the types that a schema allows, and would not look at the rest.
+    """
+    for at, node in document.walk():
+        if document.legacy and "$ref" in node:
+            continue  # what stands beside it says nothing
+        for keyword in node.keys() & (_COUNTS | _STRINGS | _NUMBERS):
+            value, why = node[keyword], ""
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is None:
+                continue
+            is_broken = isinstance(value, float) and not value.is_integer()
+            if keyword in _COUNTS and (not is_number or is_broken or value < 0):
+                why = "a whole number, 0 or more"
+            elif keyword in _NUMBERS and not is_number:
+                why = "a number"
+            elif keyword in _STRINGS and not isinstance(value, str):
+                why = "a string"
+            if why:
+                return f"{at}/{keyword}", f"{keyword!r} is {why}"
+    return None
+
+
 def foreign_dialects(nodes: Nodes) -> Iterator[Refusal]:
     """Drafts by which a schema would mean something else than is read here."""
     for at, node in nodes:

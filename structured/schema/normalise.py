@@ -124,6 +124,8 @@ def _normalised(
     meaning = meanings.read(schema, text, spec)
     reader = Reader(document, limits, meaning)
     writer = Writer(reader)
+    if (slip := faults.malformed(document)) is not None:
+        raise reader.invalid(*slip)
     try:
         written = writer.write(reader.formula(""))
     except RecursionError:

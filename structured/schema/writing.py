@@ -16,6 +16,7 @@ from typing import Any
 
 from plait.platform.errors import GrammarTooComplex, InvalidSchema
 from plait.structured.schema.atoms import NEVER, TRUE, Formula
+from plait.structured.schema.contradiction import contradiction
 from plait.structured.schema.reading import Reader
 from plait.structured.schema.refusal import Refusal, Undecidable
 from plait.structured.schema.regex import anchored
@@ -111,8 +112,9 @@ class Writer:
             )
 
     def _no_document(self) -> None:
+        at = contradiction(self._reader) or "/"
         raise InvalidSchema(
-            "no document fulfils the schema: its keywords contradict each other",
+            f"no document fulfils the schema: what stands at {at} contradicts itself",
             param=self._reader.document.param,
         )
 
