@@ -311,16 +311,19 @@ class LLM:
 
     def _answer(self, asked: list[_Asked], *, progress: bool | None) -> list[RequestOutput]:
         with ExitStack() as held:
-            jobs = [self._job(each, held, at=i) for i, each in enumerate(asked)]
+            jobs = [self._job(each, held, at=i)[:2] for i, each in enumerate(asked)]
             show = self.config.options.progress if progress is None else progress
             return self._running.run_all(jobs, show=show)
 
     def _deltas(self, asked: _Asked) -> Iterator[CompletionDelta]:
         with ExitStack() as held:
-            request, output = self._job(asked, held, at=0)
-            yield from self._running.stream(request, output)
+            request, output, spec = self._job(asked, held, at=0)
+            param = None if spec is None else spec.param
+            yield from self._running.stream(request, output, constraint_param=param)
 
-    def _job(self, asked: _Asked, held: ExitStack, *, at: int) -> tuple[Request, RequestOutput]:
+    def _job(
+        self, asked: _Asked, held: ExitStack, *, at: int
+    ) -> tuple[Request, RequestOutput, GrammarSpec | None]:
         prompt, params, adapter = asked.prompt, asked.params, asked.adapter
         try:
             chosen = self._adapters.choose(adapter, held)
@@ -352,13 +355,14 @@ class LLM:
             CompletionOutput(index=i, logprobs=None if params.logprobs is None else [])
             for i in range(params.n)
         ]
-        return request, RequestOutput(
+        output = RequestOutput(
             request_id=request.request_id,
             prompt=text,
             prompt_token_ids=list(request.prompt_token_ids),
             outputs=outputs,
             adapter_generations=tuple(one.info.generation for one in chosen),
         )
+        return request, output, spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

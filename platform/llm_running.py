@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from plait.platform.core import Request
-from plait.platform.errors import InternalError, PlaitError, by_code
+from plait.platform.errors import GrammarTooComplex, InternalError, PlaitError, by_code
 from plait.platform.outputs import CompletionDelta, RequestOutput
 
 if TYPE_CHECKING:
@@ -49,8 +49,13 @@ class Running:
             self._abort([request.request_id for request, _ in jobs])
         return [output for _, output in jobs]
 
-    def stream(self, request: Request, output: RequestOutput) -> Iterator[CompletionDelta]:
-        """What each step adds to one answer. Leaving early aborts it. Raises `PlaitError`."""
+    def stream(
+        self, request: Request, output: RequestOutput, *, constraint_param: str | None = None
+    ) -> Iterator[CompletionDelta]:
+        """What each step adds to one answer. Leaving early aborts it. Raises `PlaitError`.
+
+        `constraint_param` is the field whose grammar holds, for errors about that.
+        """
         deltas: deque[CompletionDelta] = deque()
         job = Job(request=request, output=output, listen=deltas.append)
         while not self._engine.has_room:
@@ -63,7 +68,10 @@ class Running:
                     continue
                 delta = deltas.popleft()
                 if delta.error is not None:
-                    raise job.error or InternalError(delta.error)
+                    error = job.error or InternalError(delta.error)
+                    if isinstance(error, GrammarTooComplex):
+                        error.param = constraint_param
+                    raise error
                 yield delta
         finally:
             self._abort([request.request_id])

@@ -10,7 +10,8 @@ import pytest
 from support.tiny_models import make_checkpoint
 
 from plait import LLM, BadRequest, SamplingParams, StructuredOutputs
-from plait.platform.errors import InvalidRegex
+from plait.platform.core import Event, FinishReason
+from plait.platform.errors import GrammarTooComplex, InvalidRegex
 
 SCHEMA = {
     "type": "object",
@@ -109,3 +110,19 @@ def test_constraints_of_a_wrong_shape_are_refused(llm):
     for wrong in ({"json": {}}, "regex", [StructuredOutputs(regex="a")] * 2):
         with pytest.raises(BadRequest, match="structured_outputs"):
             llm.generate("a", structured_outputs=wrong)
+
+
+def test_a_grammar_that_turns_out_too_dear_names_its_field(llm, monkeypatch):
+    fault = ("grammar_too_complex", "slow")
+
+    def step(self):
+        (request_id,) = llm._running._jobs
+        llm._running._engine.abort(request_id)
+        return [
+            Event(request_id=request_id, index=0, finish_reason=FinishReason.ERROR, error=fault)
+        ]
+
+    monkeypatch.setattr(type(llm._running._engine), "step", step)
+    with pytest.raises(GrammarTooComplex, match="slow") as caught:
+        list(llm.stream("x", HOT, structured_outputs=StructuredOutputs(regex="[ab]")))
+    assert caught.value.param == "structured_outputs.regex"
