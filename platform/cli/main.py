@@ -6,7 +6,7 @@ A command's own module is imported when it is called, or told of in the help of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -133,6 +133,27 @@ app = typer.Typer(
 )
 
 
+def _say_version(is_asked: bool) -> None:
+    if not is_asked:
+        return
+    from importlib.metadata import version
+
+    typer.echo(f"plait {version('plait')}")
+    raise typer.Exit
+
+
 @app.callback()
-def plait() -> None:
+def plait(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version; `plait version` prints more.",
+            callback=_say_version,
+            is_eager=True,
+            show_default=False,
+            metavar="",
+        ),
+    ] = False,
+) -> None:
     """Serve language models: every request its own adapter, images, draft and grammar."""

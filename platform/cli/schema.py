@@ -1,4 +1,4 @@
-"""`plait schema check FILE`: which backend enforces each keyword of a schema, or why none."""
+"""`plait schema check FILE`: what a server would say of a schema, and who enforces each keyword."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def schema() -> None:
 
 
 @app.command()
-def check(
+def check(  # noqa: PLR0913 (its options)
     file: Annotated[str, typer.Argument(help="The schema's file; - reads standard input.")],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON.", show_default=False, metavar="")
@@ -39,6 +39,24 @@ def check(
         bool,
         typer.Option("--strict", help="As with 'strict': true.", show_default=False, metavar=""),
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="Whose tokens to compile it for: a directory or hub id. By default the embedded.",
+            show_default=False,
+            metavar="MODEL",
+        ),
+    ] = None,
+    compiles: Annotated[
+        bool,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Compile it too, as a server would, in a second or two.",
+            show_default=False,
+            metavar="",
+        ),
+    ] = True,
     any_form: Annotated[
         bool | None,
         typer.Option(
@@ -58,9 +76,9 @@ def check(
         ),
     ] = None,
 ) -> None:
-    """Say which backend enforces each keyword of a JSON schema, and what is refused.
+    """Say which backend enforces each keyword of a JSON schema, what is refused, and compile it.
 
-    Exit code 0: all is enforced; 1: something is not.
+    Exit code 0: a server takes it; 1: it is refused.
     """
     with reporting(debug=False):
         content = _read(file)
@@ -79,6 +97,11 @@ def check(
         chosen, error = _route(spec, route)
         seconds = time.perf_counter() - start
         data = _as_data(findings, chosen, error, seconds)
+        if compiles and not error:
+            from plait.platform.cli.schema_compile import compiled
+
+            data["compiled"] = compiled(spec, model)
+            data["error"] = error = data["compiled"].pop("error")
         typer.echo(json.dumps(data, indent=2, ensure_ascii=False) if as_json else _as_text(data))
     if error:
         raise typer.Exit(FAILED)
@@ -117,6 +140,7 @@ def _as_data(
         "seconds": round(seconds, 6),
         "any_form": chosen is not None and chosen.any_form,
         "notes": list(chosen.notes) if chosen else [],
+        "compiled": None,
         "keywords": [
             {
                 "pointer": f.pointer,
@@ -140,9 +164,10 @@ def _as_text(data: dict[str, Any]) -> str:
         return "\n".join([*lines, f"refused: {data['error']}"])
     milliseconds = data["seconds"] * 1e3
     forms = ", in any form" if data["any_form"] else ""
-    return "\n".join(
-        [*lines, f"enforced by {data['backend']}{forms}; routed in {milliseconds:.1f} ms"]
-    )
+    last = f"enforced by {data['backend']}{forms}; routed in {milliseconds:.1f} ms"
+    if (made := data["compiled"]) is not None:
+        last += f", compiled in {made['seconds'] * 1e3:.1f} ms"
+    return "\n".join([*lines, last])
 
 
 def _held_by(keyword: dict[str, Any]) -> str:

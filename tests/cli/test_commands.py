@@ -1,5 +1,6 @@
 """The command line as a user meets it: help, exit codes, last lines."""
 
+import importlib.metadata
 import json
 import os
 import re
@@ -74,6 +75,12 @@ def test_help_and_version_load_nothing_heavy(arguments):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
+
+
+def test_the_version_alone_is_an_option():
+    result = runner.invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output == f"plait {importlib.metadata.version('plait')}\n"
 
 
 def test_version_reads_no_package_but_its_metadata():

@@ -5,9 +5,13 @@ import subprocess
 import sys
 
 import pytest
+from support.tiny_models import make_checkpoint
 from typer.testing import CliRunner
 
 from plait.platform.cli.main import app
+from plait.platform.errors import GrammarTooComplex
+from plait.structured.pool import CompilePool
+from plait.structured.spec import GrammarKind
 
 runner = CliRunner()
 OPEN = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}
@@ -15,12 +19,44 @@ OPEN = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}
 
 @pytest.fixture
 def check(tmp_path):
-    def run(schema, *flags):
+    def run(schema, *flags, compiles=False):
         file = tmp_path / "schema.json"
         file.write_text(schema if isinstance(schema, str) else json.dumps(schema))
+        if not compiles:
+            flags = (*flags, "--no-compile")
         return runner.invoke(app, ["schema", "check", str(file), *flags])
 
     return run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(make_checkpoint("llama", tmp_path_factory.mktemp("model")))
+
+
+def test_it_is_compiled_as_a_server_would(check, model):
+    data = json.loads(check(OPEN, "--json", "--model", model, compiles=True).output)
+    assert data["error"] is None
+    assert data["compiled"]["bytes"] > 0
+    assert data["compiled"]["seconds"] > 0
+    result = check(OPEN, "--model", model, compiles=True)
+    assert result.exit_code == 0
+    assert "compiled in" in result.output
+
+
+def test_what_is_too_dear_to_compile_is_refused_as_by_a_server(check, model, monkeypatch):
+    def refuses(self, spec):
+        if spec.kind is GrammarKind.JSON_SCHEMA:
+            raise GrammarTooComplex("the grammar is too complex: compiling takes more than 2 s")
+
+    monkeypatch.setattr(CompilePool, "compile_blocking", refuses)
+    result = check(OPEN, "--json", "--model", model, compiles=True)
+    assert result.exit_code == 1
+    data = json.loads(result.output)
+    assert data["error"].startswith("the grammar is too complex")
+    assert data["backend"] == "llguidance"
+    shown = check(OPEN, "--model", model, compiles=True)
+    assert "refused: the grammar is too complex" in shown.output
 
 
 def test_each_keyword_is_shown_with_its_backend(check):
