@@ -342,7 +342,7 @@ def test_images_that_would_fill_the_memory_are_refused_by_their_size(
     processor, _ = loaded("qwen2_vl", root)
     image = decoded(picture(64, 64))
     num_bytes = processor.process_blocking([image])[0].num_bytes
-    monkeypatch.setattr("plait.vision.processor.PROCESSED_BYTES", 2.2 * num_bytes)
+    monkeypatch.setattr("plait.vision.processing.PROCESSED_BYTES", 2.2 * num_bytes)
     processor.check_room([image] * 2, 1000)
     with pytest.raises(ImageTooLarge, match="as the model reads them"):
         processor.check_room([image] * 3, 1000)
