@@ -22,8 +22,8 @@ from plait.platform.errors import (
     PlaitError,
     Unsupported,
 )
-from plait.platform.llm import LLM
-from plait.platform.outputs import CompletionDelta, CompletionOutput, RequestOutput
+from plait.platform.offline.llm import LLM
+from plait.platform.offline.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from plait.structured.params import StructuredOutputs
 from plait.structured.tools.parser import ToolCall
 

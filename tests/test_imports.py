@@ -29,7 +29,12 @@ PARTS = (
     "plait.speculative",
     "plait.structured",
 )
-FACES = ("plait.platform.server", "plait.platform.cli", "plait.platform.api")
+FACES = (
+    "plait.platform.server",
+    "plait.platform.offline",
+    "plait.platform.cli",
+    "plait.platform.api",
+)
 
 # core ← parts ← engine ← server
 RULES = {
@@ -57,6 +62,7 @@ RULES = {
             "plait.platform.kv",
             "plait.platform.ops",
             "plait.platform.kernels",
+            "plait.platform.offline",
             "plait.platform.api",
             "plait.platform.cli",
         ),

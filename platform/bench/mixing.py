@@ -24,7 +24,7 @@ from plait.platform.bench.workload import Shape, random_token_prompts
 from plait.platform.core import CompiledGrammar, FinishReason, Request, SamplingParams, Speculation
 from plait.platform.errors import InternalError
 from plait.platform.intake import Intake
-from plait.platform.llm_sight import LocalSight
+from plait.platform.offline.sight import LocalSight
 from plait.platform.step_trace import ROW_KINDS
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 
 from plait.adapters.registry import Wish
 from plait.adapters.sites import SiteKind
-from plait.platform.llm_adapters import LocalAdapters
+from plait.platform.offline.adapters import LocalAdapters
 
 if TYPE_CHECKING:
     from plait.adapters.info import AdapterInfo

@@ -29,9 +29,9 @@ from plait.platform.demo.questions import (
 from plait.structured.params import StructuredOutputs
 
 if TYPE_CHECKING:
-    from plait.platform.llm import LLM
     from plait.platform.messages import Stats
-    from plait.platform.outputs import RequestOutput
+    from plait.platform.offline.llm import LLM
+    from plait.platform.offline.outputs import RequestOutput
 
 _GREEDY = SamplingParams(temperature=0, max_tokens=96)
 _NUM_ROUNDS = 4  # of one request of each kind

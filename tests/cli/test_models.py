@@ -78,7 +78,7 @@ def test_check_says_whether_images_are_taken_and_what_their_embeddings_may_take(
 
 def test_images_that_nothing_here_can_process_are_refused_before_weights(tmp_path, monkeypatch):
     make_vision_checkpoint("cohere2_vision", tmp_path)
-    monkeypatch.setattr("plait.platform.llm.start_engine", None)
+    monkeypatch.setattr("plait.platform.offline.llm.start_engine", None)
     monkeypatch.setattr("plait.platform.server.process.ProcessClient.start", None)
     why = "images of cohere2_vision are not served.*torchvision.*--encoder-cache-memory 0"
     with pytest.raises(ModelUnsupported, match=why):

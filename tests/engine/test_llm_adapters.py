@@ -19,7 +19,7 @@ from plait import (
     SamplingParams,
     StructuredOutputs,
 )
-from plait.platform.llm_adapters import LocalAdapters
+from plait.platform.offline.adapters import LocalAdapters
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPT = "The quick brown fox"

@@ -18,8 +18,8 @@ from plait.structured.tools.request import ToolWish, read_tools
 if TYPE_CHECKING:
     from plait.platform.config import ModelInfo
     from plait.platform.core import CompiledGrammar, SamplingParams
-    from plait.platform.llm_sight import Seen
-    from plait.platform.outputs import CompletionOutput
+    from plait.platform.offline.outputs import CompletionOutput
+    from plait.platform.offline.sight import Seen
     from plait.platform.tokenizer import Tokenizer
     from plait.structured.added import Vocabularies
     from plait.structured.pool import CompilePool

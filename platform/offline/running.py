@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from plait.platform.core import Request
 from plait.platform.errors import GrammarTooComplex, InternalError, PlaitError, by_code
-from plait.platform.outputs import CompletionDelta, RequestOutput
+from plait.platform.offline.outputs import CompletionDelta, RequestOutput
 
 if TYPE_CHECKING:
     from plait.platform.engine import Engine

@@ -20,19 +20,19 @@ from plait.platform.errors import (
     BadRequest,
 )
 from plait.platform.intake import Intake
-from plait.platform.llm_adapters import Adapter, LocalAdapters, per_prompt
-from plait.platform.llm_options import options_of
-from plait.platform.llm_prompts import Prompt, listed, params_per_prompt, several_of, tokenize
-from plait.platform.llm_running import Running
-from plait.platform.llm_sight import LocalSight
-from plait.platform.llm_structured import (
+from plait.platform.offline.adapters import Adapter, LocalAdapters, per_prompt
+from plait.platform.offline.options import options_of
+from plait.platform.offline.outputs import CompletionDelta, CompletionOutput, RequestOutput
+from plait.platform.offline.prompts import Prompt, listed, params_per_prompt, several_of, tokenize
+from plait.platform.offline.running import Running
+from plait.platform.offline.sight import LocalSight
+from plait.platform.offline.structured import (
     ChatPrompt,
     Constraints,
     LocalGrammars,
     chat_prompt,
     each_constraint,
 )
-from plait.platform.outputs import CompletionDelta, CompletionOutput, RequestOutput
 from plait.platform.start import start_engine
 from plait.vision.early import check_family
 
