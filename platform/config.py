@@ -1,7 +1,7 @@
 """Configuration: frozen, one class per part, resolved once to final values.
 
 The command line, environment and YAML files fill `Options` (what the user asked, None where
-they left it to us); `platform/resolve.py` turns it, with the model and the machine in view, into
+they left it to us); `platform/budget.py` turns it, with the model and the machine in view, into
 these classes. Nothing changes them afterwards, and each part gets only its own.
 """
 
