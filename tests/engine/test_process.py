@@ -22,6 +22,7 @@ from plait.platform.errors import (
     Overloaded,
 )
 from plait.platform.server.process import ProcessClient
+from plait.platform.server.supervisor import Supervisor
 
 pytestmark = pytest.mark.anyio
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
@@ -190,16 +191,17 @@ async def test_nothing_waits_for_an_engine_that_is_gone(
 ) -> None:
     """A socket without a peer takes no message: sending must fail, not wait."""
 
-    async def never(self: ProcessClient) -> bool:
+    async def never(self: Supervisor) -> bool:
         await asyncio.Event().wait()
         return False
 
-    monkeypatch.setattr(ProcessClient, "_restart", never)
+    monkeypatch.setattr(Supervisor, "_restart", never)
     assert client.engine_pid is not None
     os.kill(client.engine_pid, signal.SIGKILL)
     await until(lambda: not client.ready)
     async with asyncio.timeout(10):
-        monkeypatch.setattr(client, "_reason", "")  # as in the moment before its end is seen
+        # As in the moment before its end is seen.
+        monkeypatch.setattr(client._supervisor, "reason", "")
         with pytest.raises(EngineDied):
             await collect(client, request("late"))
         await client.drain(0.1)
