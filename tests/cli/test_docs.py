@@ -30,7 +30,7 @@ def test_every_setting_of_serve_is_in_the_guide():
 def test_the_guide_names_no_setting_that_does_not_exist():
     names = {flag.spelling for flag in table.KNOWN} | {"config", "debug", "help", "no-deps"}
     names |= {alias for flag in table.KNOWN for alias in flag.aliases}
-    names |= {"model", "name", "no-name", "stream", "stats", "chats"}
+    names |= {"model", "name", "no-name", "stream", "stats", "chats", "compile", "version"}
     found = {
         name for doc in DOCS for name in re.findall(r"`[^`\n]*?--([a-z][a-z-]+)", doc.read_text())
     }
