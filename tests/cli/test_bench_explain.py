@@ -97,10 +97,12 @@ class FakeEngine:
 
     def probe(self):
         self.probes += 1
-        return PROBE
+        read = PROBE["read_gb_per_s"]
+        faster = {name: rate * self.probes / 2 for name, rate in read.items()}
+        return PROBE | {"read_gb_per_s": faster}
 
 
-def test_bandwidth_is_weights_by_steps_beside_the_probe_of_the_same_round(clock, monkeypatch):
+def test_bandwidth_is_weights_by_steps_beside_the_probes_about_the_same_round(clock, monkeypatch):
     def steps(self, prompts, output_tokens):
         for _ in range(output_tokens):
             self._clock[0] += 1.0
@@ -112,11 +114,13 @@ def test_bandwidth_is_weights_by_steps_beside_the_probe_of_the_same_round(clock,
     plan = Plan(batch_sizes=(1,), input_tokens=3, output_tokens=5, repeats=2)
     result, tables = measure(engine, plan, lambda _: None)
     assert result["gb_per_s"] == pytest.approx(5.0)
-    assert result["share"] == pytest.approx(0.5)
-    assert result["share_of_best"] == pytest.approx(0.25)
-    assert result["share_of_processor_time"] == pytest.approx(0.5)
+    # Three probes, of a half, once and one and a half times 10 and 20: means of 7.5 and 12.5.
+    assert [one["share"] for one in result["rounds"]] == pytest.approx([5 / 7.5, 5 / 12.5])
+    assert result["share"] == pytest.approx((5 / 7.5 + 5 / 12.5) / 2)
+    assert result["share_of_best"] == pytest.approx((5 / 15 + 5 / 25) / 2)
+    assert result["share_of_processor_time"] == pytest.approx((10 / 15 + 10 / 25) / 2)
     assert result["tokens_per_s"] == pytest.approx(1.0)
-    assert engine.probes == 2
+    assert engine.probes == 3
     assert tables[0].row_count == 1
 
 
