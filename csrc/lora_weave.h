@@ -33,7 +33,7 @@ class LoraWeave : public Companion {
   void advance(size_t outputs) override;
 
   // Whether the layer has taken it along.
-  bool is_under_way() const { return num_planned_ > 0; }
+  bool is_under_way() const { return planned_.round > 0 || planned_.segment > 0; }
 
   // Runs what is left, once all outputs are there.
   void finish();
@@ -41,30 +41,43 @@ class LoraWeave : public Companion {
   int64_t nanoseconds() const { return nanoseconds_; }
 
  private:
-  struct Item {
-    size_t segment;
-    bool shrinks;
-    size_t begin;  // outputs that it changes, else
-    size_t end;
+  // A place in the list: a segment of a round. The first round is the shrinks, then each is an
+  // expand of a block of outputs.
+  struct Place {
+    size_t round = 0;
+    size_t segment = 0;
+
+    bool operator==(const Place&) const = default;
   };
 
-  Item item(size_t index) const;
-  size_t plan(const Item& item);
+  // What a segment's items share.
+  struct Held {
+    LoraJob job;  // of all rows, without inputs
+    const LoraKernel* kernel;
+    size_t t_stride;
+    size_t a_bytes;
+  };
+
+  float* hold(size_t segment, float* t);
+  void go_on(Place& place) const;
+  size_t plan(const Place& place);
   void plan_range(const char* from, size_t bytes);
-  void run(const Item& item);
-  void run_until(size_t end);
+  void run(const Place& place);
+  void shrink(const Held& held);
+  void run_until(Place end);
 
   LoraKernels kernels_{};
   LoraArgs args_{};
   size_t outputs_ = 0;  // of the layer
-  size_t num_items_ = 0;
-  size_t num_planned_ = 0;
-  size_t num_run_ = 0;
+  size_t num_rounds_ = 0;
+  size_t block_rows_ = 0;  // of a shrink
+  Place planned_;          // up to here, not included, and …
+  Place run_;              // … so far is run
   size_t bytes_left_ = 0;  // that are not planned
   size_t done_ = 0;        // outputs of the layer that are there
   int64_t nanoseconds_ = 0;
 
-  std::vector<size_t> t_at_;  // by segment
+  std::vector<Held> held_;  // by segment
   std::vector<float> t_;
   std::vector<float> widened_;
   std::vector<FetchRange> ranges_;

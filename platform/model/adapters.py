@@ -172,7 +172,7 @@ class ModelAdapters:
 
     def logits(self, head: Head, hidden: Tensor, rows: np.ndarray) -> Tensor:
         """Logits of `rows` of the last step."""
-        if not self._segments:
+        if not self._change_head():
             return head(_picked(hidden, rows))
         order = np.argsort(rows, kind="stable")
         in_order = rows[order]
@@ -192,9 +192,20 @@ class ModelAdapters:
 
     def likeliest(self, head: Head, hidden: Tensor, rows: np.ndarray, num_tokens: int) -> list[int]:
         """The likeliest of the first `num_tokens` tokens of `rows`; -1: not finite."""
-        if self._segments or not isinstance(head, Linear) or head.packed is None:
+        if self._change_head() or not isinstance(head, Linear) or head.packed is None:
             return likeliest(self.logits(head, hidden, rows), num_tokens)
         return linear_likeliest(_picked(hidden, rows), head.packed, head.bias, num_tokens)
+
+    def _change_head(self) -> bool:
+        """Whether an adapter of the step changes logits, or has some that the base has not."""
+        place = self._places.head
+        bit = 0 if place is None else 1 << place.leaf
+        return any(
+            placed.head is not None
+            or placed.vocab_size != self._vocab_size
+            or placed.lora.changed & bit
+            for _, _, placed, _ in self._segments
+        )
 
     def _begin_head(self, segments: Sequence[_Segment], num_rows: int) -> None:
         step = self._head

@@ -3,16 +3,18 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import pytest
 import torch
-from support.adapter_driver import AdapterTrack, random_prompt, run
+from support.adapter_driver import AdapterDriver, AdapterTrack, random_prompt, run
 from support.adapter_matrix import World, alone
 from support.peft_adapters import load_base
 from support.tiny_models import VOCAB_SIZE
 
 from plait.platform.config import Options
-from plait.platform.model import load_model
+from plait.platform.model import adapters, load_model
 from plait.platform.model.experts import PackedExperts
+from plait.platform.ops.likeliest import likeliest
 
 CASES = {
     ("llama", "int4"): (
@@ -91,3 +93,36 @@ def test_base_rows_are_the_same_bits_beside_adapters(worlds):
     first, *_, last = run(world.executor, [tracks[0], *cases, tracks[1]], chunk=9)
     for one, other in zip(lone, (first, last), strict=True):
         assert torch.equal(one, other[:, : one.shape[1]])
+
+
+class GreedyDriver(AdapterDriver):
+    """Asks for the likeliest tokens of every step's rows too, and for those of its logits."""
+
+    def _take(self, tracks, counts, batch, hidden):
+        rows = np.arange(len(hidden))
+        tokens = self.executor.likeliest(hidden, rows, VOCAB_SIZE)
+        assert tokens == likeliest(self.executor.logits(hidden, rows), VOCAB_SIZE)
+        super()._take(tracks, counts, batch, hidden)
+
+
+@pytest.mark.parametrize(
+    ("name", "in_one_call"),
+    [
+        ("patterns", True),  # of layers alone
+        ("saved_head", False),
+        ("embedding_and_head", False),
+        ("new_tokens", False),
+    ],
+)
+def test_greedy_rows_get_their_token_with_the_head_where_no_adapter_changes_it(
+    name, in_one_call, worlds, monkeypatch
+):
+    world = worlds["llama", "int4"]
+    called = []
+    original = adapters.linear_likeliest
+    monkeypatch.setattr(
+        adapters, "linear_likeliest", lambda *args: called.append(name) or original(*args)
+    )
+    beside = AdapterTrack(random_prompt(9, 9), 3)
+    GreedyDriver(world.executor).run([world.case(name).track(num_output=3), beside])
+    assert bool(called) is in_one_call
