@@ -66,9 +66,9 @@ struct Avx2Vec {
   }
   static F second_of_pairs_at(const uint16_t* p) {
     F result;
-    __asm__ volatile("vmovups %1, %0\n\tvandps %2, %0, %0"
+    __asm__ volatile("vpxor %0, %0, %0\n\tvpblendw $0xaa, %1, %0, %0"
                      : "=&x"(result)
-                     : "m"(*vector_at(p)), "m"(kUpperHalves));
+                     : "m"(*vector_at(p)));
     return result;
   }
   static void accumulate(F& sum, F a, F b) {
@@ -87,10 +87,10 @@ struct Avx2Vec {
   static void accumulate_second(F& a, F& b, F& c, F x, F y, F z, const uint16_t* p) {
     F wide;
     __asm__ volatile(
-        "vmovups %4, %3\n\tvandps %8, %3, %3\n\t"
+        "vpxor %3, %3, %3\n\tvpblendw $0xaa, %4, %3, %3\n\t"
         "vfmadd231ps %5, %3, %0\n\tvfmadd231ps %6, %3, %1\n\tvfmadd231ps %7, %3, %2"
         : "+x"(a), "+x"(b), "+x"(c), "=&x"(wide)
-        : "m"(*vector_at(p)), "x"(x), "x"(y), "x"(z), "m"(kUpperHalves));
+        : "m"(*vector_at(p)), "x"(x), "x"(y), "x"(z));
   }
   static void store_pairs(uint16_t* p, F first, F second) {
     const __m256i upper = _mm256_slli_epi32(round_to_bf16(second), 16);
@@ -100,9 +100,6 @@ struct Avx2Vec {
 
  private:
   typedef uint16_t InMemory __attribute__((vector_size(32), aligned(2), may_alias));
-  alignas(32) static constexpr uint32_t kUpperHalves[8] = {0xffff0000, 0xffff0000, 0xffff0000,
-                                                           0xffff0000, 0xffff0000, 0xffff0000,
-                                                           0xffff0000, 0xffff0000};
   static const InMemory* vector_at(const uint16_t* p) {
     return reinterpret_cast<const InMemory*>(p);
   }
