@@ -14,12 +14,12 @@ struct PlainQuant {
   typedef int32_t I __attribute__((vector_size(16)));
   static constexpr int kVecs = 4;
   static constexpr int kMaxRows = 4;
+  static constexpr size_t kMostTiles = 3;
   static constexpr size_t kDirectRows = 4;
   static constexpr Codes kUnpacked = Codes::kBytes;
 
   static constexpr bool kPairs = false;
-  template <Codes, int>
-  static constexpr bool kFetches = true;
+  static constexpr bool kFetchesInStep = false;
 
   template <Codes, int, bool>
   static constexpr size_t step_bytes() {
@@ -59,12 +59,12 @@ struct PlainQuant {
   }
 
   template <Codes kCodes, int kSteps, bool kMins, int kTiles, int kRows>
-  static void dot(const uint8_t* codes, size_t apart, const char* x, const char* offsets,
+  static void dot(const GroupCodes& group, const char* x, const char* offsets,
                   I (&out)[kTiles][kRows][kVecs]) {
     int32_t sums[kTiles][kRows][kQuantTileOutputs] = {};
-    for (size_t t = 0; t < kTiles; ++t, codes += apart) {
+    for (size_t t = 0; t < kTiles; ++t) {
       if constexpr (!kMins) begin<kRows>(offsets, sums[t]);
-      add<kCodes, kSteps, kRows>(codes, x, sums[t]);
+      add<kCodes, kSteps, kRows>(group.codes + t * group.apart, x, sums[t]);
     }
     std::memcpy(out, sums, sizeof(sums));
   }

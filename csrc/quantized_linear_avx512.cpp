@@ -6,12 +6,12 @@ namespace {
 // Without dot instructions, as quantized_linear_avx2.cpp tells.
 struct WordQuant : Avx512Quant {
   static constexpr int kMaxRows = 8;
+  static constexpr size_t kMostTiles = 3;
   static constexpr size_t kDirectRows = 8;
   static constexpr Codes kUnpacked = Codes::kSmall;
 
   static constexpr bool kPairs = true;
-  template <Codes, int>
-  static constexpr bool kFetches = true;
+  static constexpr bool kFetchesInStep = false;
 
   template <Codes kCodes, int, bool>
   static constexpr size_t step_bytes() {
@@ -67,12 +67,12 @@ struct WordQuant : Avx512Quant {
   }
 
   template <Codes kCodes, int kSteps, bool kMins, int kTiles, int kRows>
-  static PLAIT_INLINE void dot(const uint8_t* codes, size_t apart, const char* x,
-                               const char* offsets, I (&out)[kTiles][kRows][kVecs]) {
+  static PLAIT_INLINE void dot(const GroupCodes& group, const char* x, const char* offsets,
+                               I (&out)[kTiles][kRows][kVecs]) {
     PLAIT_UNROLL
     for (size_t t = 0; t < kTiles; ++t) {
       begin<kMins, kRows>(offsets, out[t]);
-      add<kCodes, kSteps, kRows>(codes + t * apart, x, out[t]);
+      add<kCodes, kSteps, kRows>(group.codes + t * group.apart, x, out[t]);
     }
   }
 };

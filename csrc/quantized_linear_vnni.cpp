@@ -7,12 +7,12 @@ namespace {
 // in an instruction.
 struct VnniQuant : Avx512Quant {
   static constexpr int kMaxRows = 8;
+  static constexpr size_t kMostTiles = 3;
   static constexpr size_t kDirectRows = 8;
   static constexpr Codes kUnpacked = Codes::kBytes;
 
   static constexpr bool kPairs = false;
-  template <Codes, int>
-  static constexpr bool kFetches = true;
+  static constexpr bool kFetchesInStep = false;
 
   template <Codes, int, bool>
   static constexpr size_t step_bytes() {
@@ -46,12 +46,12 @@ struct VnniQuant : Avx512Quant {
   }
 
   template <Codes kCodes, int kSteps, bool kMins, int kTiles, int kRows>
-  static PLAIT_INLINE void dot(const uint8_t* codes, size_t apart, const char* x,
-                               const char* offsets, I (&out)[kTiles][kRows][kVecs]) {
+  static PLAIT_INLINE void dot(const GroupCodes& group, const char* x, const char* offsets,
+                               I (&out)[kTiles][kRows][kVecs]) {
     PLAIT_UNROLL
     for (size_t t = 0; t < kTiles; ++t) {
       begin<kMins, kRows>(offsets, out[t]);
-      add<kCodes, kSteps, kRows>(codes + t * apart, x, out[t]);
+      add<kCodes, kSteps, kRows>(group.codes + t * group.apart, x, out[t]);
     }
   }
 };
