@@ -5,7 +5,7 @@ The language model is not run. Each of a picture's 16 slots is to say one token 
 projector's hidden layer has a unit for every token that captions have, and its second matrix holds
 their embeddings, so what it gives is what the language model sees of text. While the tower learns
 this, half-way up each patch also tells which shapes, digits and letters are in it: without that it
-takes many times longer to learn to count and to read. Takes half an hour on one core. Writes
+takes many times longer to learn to count and to read. Takes 13 minutes of one core. Writes
 platform/demo/parts/vision/model.safetensors; `evaluate_vision.py` then measures. The same seed
 gives the same tower on the same machine.
 """
