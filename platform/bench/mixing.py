@@ -19,7 +19,7 @@ from rich.table import Column, Table
 
 from plait.platform.bench.copying import copying_texts
 from plait.platform.bench.random_adapters import load_random_adapters
-from plait.platform.bench.stats import median, ratio
+from plait.platform.bench.stats import median, ratio_in_turns
 from plait.platform.bench.workload import Shape, random_token_prompts
 from plait.platform.core import CompiledGrammar, FinishReason, Request, SamplingParams, Speculation
 from plait.platform.errors import InternalError
@@ -101,7 +101,7 @@ class Mixer:
         return {
             "tokens_per_s": {name: median(measured) for name, measured in rates.items()},
             "measured": rates,
-            "ratio": ratio(rates[MIXED], rates[PLAIN]),
+            "ratio": ratio_in_turns(rates[MIXED], rates[PLAIN]),
             "tokens": sum(newest.num_tokens),
             "encoder_s": [m.encoder_s for m, _ in pairs],
             "rows": newest.rows,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Column, Table
 
-from plait.platform.bench.stats import ratio
+from plait.platform.bench.stats import ratio_in_turns
 from plait.platform.bench.throughput import Plan, PromptMaker
 from plait.platform.bench.throughput import measure as measure_throughput
 
@@ -83,7 +83,7 @@ def measure(
             one = replace(plan, batch_sizes=(size,))
             (result,) = measure_throughput(one, workload.runners, workload.prompts, tell)
             with_drafts, without = (r.runs[-plan.repeats :] for r in workload.runners)
-            cpu = ratio([r.cpu_s for r in without], [r.cpu_s for r in with_drafts])
+            cpu = ratio_in_turns([r.cpu_s for r in without], [r.cpu_s for r in with_drafts])
             result |= {"workload": workload.name, "cpu_ratio": cpu} | _sum(with_drafts)
             results.append(result)
     return results

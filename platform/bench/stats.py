@@ -39,3 +39,15 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """How many times `theirs` the median of `ours` is; nan where either is missing or zero."""
     base = median(theirs)
     return median(ours) / base if base else math.nan
+
+
+def ratio_in_turns(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """How many times `theirs` `ours` is, of measurements taken in turns: the median over the pairs.
+
+    What a machine does to both of a pair, such as a slower clock, does not count. nan where nothing
+    was measured, or zero.
+    """
+    pairs = list(zip(ours, theirs, strict=True))
+    if not pairs or not all(base for _, base in pairs):
+        return math.nan
+    return median([one / base for one, base in pairs])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plait.platform.bench.stats import median, ratio
+from plait.platform.bench.stats import median, ratio_in_turns
 from plait.platform.bench.timing import Runner, Timing
 from plait.platform.bench.workload import Shape
 
@@ -80,7 +80,7 @@ def figures(timings: dict[str, list[Timing]]) -> dict[str, Any]:
             for name, by_rate in rates.items()
         },
         "ratios": {
-            other: {rate: ratio(rates[first][rate], rates[other][rate]) for rate in RATES}
+            other: {rate: ratio_in_turns(rates[first][rate], rates[other][rate]) for rate in RATES}
             for other in others
         },
     }

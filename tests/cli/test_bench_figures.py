@@ -14,7 +14,7 @@ from plait.platform.bench.report import write_json
 from plait.platform.bench.serving import Round, compare, meets, parse_goals, report
 from plait.platform.bench.speculation import CountingRunner, Workload, table
 from plait.platform.bench.speculation import measure as measure_speculation
-from plait.platform.bench.stats import median, percentile, ratio, summary
+from plait.platform.bench.stats import median, percentile, ratio, ratio_in_turns, summary
 from plait.platform.bench.throughput import Plan, measure
 from plait.platform.bench.timing import StepClock, Timing
 from plait.platform.bench.workload import Shape, arrivals, random_token_prompts
@@ -37,6 +37,14 @@ def test_nothing_measured_is_not_zero():
 
 def test_a_ratio_is_of_medians():
     assert ratio([100.0, 4.0, 6.0], [2.0, 1.0, 30.0]) == 3.0
+
+
+def test_of_measurements_in_turns_a_ratio_is_of_pairs():
+    # The machine halved its clock after the first pair: both were as fast all along.
+    assert ratio_in_turns([8.0, 4.0, 2.0], [8.0, 4.0, 2.0]) == 1.0
+    assert ratio_in_turns([100.0, 4.0, 6.0], [2.0, 1.0, 30.0]) == 4.0
+    assert math.isnan(ratio_in_turns([], []))
+    assert math.isnan(ratio_in_turns([1.0, 1.0], [1.0, 0.0]))
 
 
 def test_the_clock_splits_prefill_from_decode():
