@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from plait.platform.bench.entries import Entry
-from plait.platform.bench.stats import median
+from plait.platform.bench.stats import median, ratio_in_turns
 from plait.platform.bench.throughput import Plan
 from plait.platform.bench.timing import StepClock, Timing
 from plait.platform.bench.worker_process import WorkerFailed
@@ -197,12 +197,13 @@ def ratio(
     `figure`: batch size, rate and clock.
     """
     batch_size, rate, clock = figure
-    return median(
-        [
-            one["engines"][ours][clock][rate] / one["engines"][theirs][clock][rate]
-            for one in rounds
-            if one["batch_size"] == batch_size and {ours, theirs} <= one["engines"].keys()
-        ]
+    both = [
+        one["engines"]
+        for one in rounds
+        if one["batch_size"] == batch_size and {ours, theirs} <= one["engines"].keys()
+    ]
+    return ratio_in_turns(
+        *([engines[name][clock][rate] for engines in both] for name in (ours, theirs))
     )
 
 
