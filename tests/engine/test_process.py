@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +28,10 @@ from plait.platform.server.process import ProcessClient
 from plait.platform.server.supervisor import Supervisor
 
 pytestmark = pytest.mark.anyio
-LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+
+# Seconds of work: what is to happen while it runs does, on a machine that stalls for some, too.
+LONG = SamplingParams(temperature=0.0, max_tokens=30_000, ignore_eos=True)
+SHORT = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +40,15 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-def options(checkpoint: Callable[[str], Path]) -> Options:
+def options(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Options:
+    model = tmp_path_factory.mktemp("process") / "model"
+    shutil.copytree(checkpoint("llama"), model)
+    config = json.loads((model / "config.json").read_text())
+    config["max_position_embeddings"] = LONG.max_tokens + 1000
+    (model / "config.json").write_text(json.dumps(config))
     return Options(
-        model=str(checkpoint("llama")),
-        kv_cache_bytes=16 << 20,
+        model=str(model),
+        kv_cache_bytes=64 << 20,
         max_num_seqs=8,
         max_num_queued_reqs=2,
         num_threads=1,
@@ -48,7 +59,7 @@ def options(checkpoint: Callable[[str], Path]) -> Options:
 @pytest.fixture(scope="module")
 async def client(options: Options) -> AsyncIterator[ProcessClient]:
     """One engine for all that leave it serving; starting one takes seconds."""
-    started = await ProcessClient.start(options, hang_s=3.0)
+    started = await ProcessClient.start(options, hang_s=5.0)
     yield started
     await started.close()
 
@@ -67,6 +78,23 @@ def request(name: str, params: SamplingParams = LONG) -> Request:
 
 async def collect(client: ProcessClient, asked: Request, **rest: float) -> list[Event]:
     return [event async for event in client.stream(asked, **rest)]
+
+
+async def begin(client: ProcessClient, asked: Request) -> asyncio.Task[list[Event]]:
+    """Collect in the background; returns once the engine works on it."""
+    began = asyncio.Event()
+
+    async def run() -> list[Event]:
+        events = []
+        async for event in client.stream(asked):
+            events.append(event)
+            began.set()
+        return events
+
+    task = asyncio.create_task(run())
+    async with asyncio.timeout(30):
+        await began.wait()
+    return task
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -102,8 +130,7 @@ async def test_streams_refusals_and_aborts(client: ProcessClient) -> None:
     await until(lambda: client.stats.num_running == 0 and client.stats.kv_usage == 0)
 
     # A cancelled reader does, too.
-    task = asyncio.create_task(collect(client, request("cancelled")))
-    await until(lambda: client.stats.num_running == 1)
+    task = await begin(client, request("cancelled"))
     task.cancel()
     await until(lambda: client.stats.num_running == 0 and client.stats.kv_usage == 0)
 
@@ -111,17 +138,25 @@ async def test_streams_refusals_and_aborts(client: ProcessClient) -> None:
         await collect(client, request("late"), timeout_s=0.05)
 
     # 8 run, 2 wait, and the next is refused while those go on.
-    tasks = [asyncio.create_task(collect(client, request(f"many-{i}"))) for i in range(10)]
-    await until(lambda: client.stats.num_running == 8)
+    running = [await begin(client, request(f"running-{i}")) for i in range(8)]
+    waiting = [
+        asyncio.create_task(collect(client, request(f"waiting-{i}", SHORT))) for i in range(2)
+    ]
+    await asyncio.sleep(0)
     with pytest.raises(Overloaded):
         await collect(client, request("too-many"))
-    for events in await asyncio.gather(*tasks):
+    num_steps = client.stats.num_steps
+    await until(lambda: client.stats.num_steps > num_steps + 20)
+    assert not any(task.done() for task in (*running, *waiting))
+    for task in running:
+        task.cancel()
+    for events in await asyncio.gather(*waiting):
         assert events[-1].finish_reason is FinishReason.LENGTH
-    await until(lambda: client.stats.kv_usage == 0)
+    await until(lambda: client.stats.num_running == 0 and client.stats.kv_usage == 0)
 
 
 async def test_an_answer_that_fails_ends_its_siblings(client: ProcessClient) -> None:
-    stream = client.stream(request("some", SamplingParams(n=4, max_tokens=400, ignore_eos=True)))
+    stream = client.stream(request("some", replace(LONG, n=4)))
     async for _ in stream:
         break
     fault = Event(
@@ -133,12 +168,11 @@ async def test_an_answer_that_fails_ends_its_siblings(client: ProcessClient) -> 
             pass
     num_steps = client.stats.num_steps
     await until(lambda: client.stats.num_running == 0 and client.stats.kv_usage == 0)
-    assert client.stats.num_steps < num_steps + 300  # and not after 400 tokens
+    assert client.stats.num_steps < num_steps + LONG.max_tokens // 2  # and not at their ends
 
 
 async def test_a_killed_engine_fails_what_ran_and_comes_back(client: ProcessClient) -> None:
-    task = asyncio.create_task(collect(client, request("running")))
-    await until(lambda: client.stats.num_running == 1)
+    task = await begin(client, request("running"))
     assert client.engine_pid is not None
     os.kill(client.engine_pid, signal.SIGKILL)
     with pytest.raises(EngineDied, match="signal 9"):
@@ -146,12 +180,11 @@ async def test_a_killed_engine_fails_what_ran_and_comes_back(client: ProcessClie
     assert not client.ready
     assert "restarting" in client.unhealthy_reason
     await until(lambda: client.ready)
-    assert (await collect(client, request("after")))[-1].finish_reason is FinishReason.LENGTH
+    assert (await collect(client, request("after", SHORT)))[-1].finish_reason is FinishReason.LENGTH
 
 
 async def test_a_hung_engine_is_seen_and_replaced(client: ProcessClient) -> None:
-    task = asyncio.create_task(collect(client, request("running")))
-    await until(lambda: client.stats.num_running == 1)
+    task = await begin(client, request("running"))
     assert client.engine_pid is not None
     hung = client.engine_pid
     os.kill(hung, signal.SIGSTOP)
@@ -162,8 +195,7 @@ async def test_a_hung_engine_is_seen_and_replaced(client: ProcessClient) -> None
 
 
 async def test_a_drain_lets_requests_end_and_takes_no_new_ones(last_client: ProcessClient) -> None:
-    task = asyncio.create_task(collect(last_client, request("running")))
-    await until(lambda: last_client.stats.num_running == 1)
+    task = await begin(last_client, request("running", SHORT))
     drain = asyncio.create_task(last_client.drain(30.0))
     await until(lambda: not last_client.ready)
     with pytest.raises(Overloaded, match="shutting down"):
@@ -173,8 +205,7 @@ async def test_a_drain_lets_requests_end_and_takes_no_new_ones(last_client: Proc
 
 
 async def test_a_drain_that_runs_out_of_time_aborts(last_client: ProcessClient) -> None:
-    task = asyncio.create_task(collect(last_client, request("running")))
-    await until(lambda: last_client.stats.num_running == 1)
+    task = await begin(last_client, request("running"))
     await last_client.drain(0.0)
     assert (await task)[-1].finish_reason is FinishReason.ABORT
 
