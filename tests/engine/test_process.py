@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.tiny_models import make_checkpoint
 
 from plait.platform.config import Options
 from plait.platform.core import Event, FinishReason, Request, SamplingParams
@@ -40,12 +39,10 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-def options(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Options:
-    model = tmp_path_factory.mktemp("process") / "model"
-    shutil.copytree(checkpoint("llama"), model)
-    config = json.loads((model / "config.json").read_text())
-    config["max_position_embeddings"] = LONG.max_tokens + 1000
-    (model / "config.json").write_text(json.dumps(config))
+def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
+    model = make_checkpoint(
+        "llama", tmp_path_factory.mktemp("llama"), max_position_embeddings=LONG.max_tokens + 1000
+    )
     return Options(
         model=str(model),
         kv_cache_bytes=64 << 20,
