@@ -2,10 +2,10 @@
 // here.
 //
 // The noise of token v is -log(-log(1 - u)) with u from draw v of a splitmix64 stream; see
-// platform/noise.py. It is at most -log(u). With this bound, rounded upwards, one token is scored
-// exactly and every token whose bound stays below that score drops out. What remains holds the
-// winner, whatever the rounding; the caller scores it in fp64. So the result of a sample does not
-// depend on the instruction set.
+// platform/logits/noise.py. It is at most -log(u). With this bound, rounded upwards, one token is
+// scored exactly and every token whose bound stays below that score drops out. What remains holds
+// the winner, whatever the rounding; the caller scores it in fp64. So the result of a sample does
+// not depend on the instruction set.
 
 #pragma once
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from plait.adapters.composition import Chosen
     from plait.adapters.info import AdapterInfo
     from plait.adapters.store import StoredAdapter
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.structured.spec import GrammarSpec
 
 

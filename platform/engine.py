@@ -22,12 +22,12 @@ from plait.platform.drafting import NoDrafts
 from plait.platform.errors import AdapterUnavailable, InternalError, PlaitError
 from plait.platform.messages import AdapterLoaded, Stats
 from plait.platform.metered import Metered
-from plait.platform.output import OutputText
 from plait.platform.row_counts import RowCounts
 from plait.platform.sampling import Sampler
 from plait.platform.scheduler import Commit, Scheduler
-from plait.platform.stopping import check_stop
+from plait.platform.scheduling.stopping import check_stop
 from plait.platform.strand import Strands
+from plait.platform.text.output import OutputText
 
 if TYPE_CHECKING:
     from plait.adapters.info import AdapterState
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from plait.platform.metered import Total
     from plait.platform.step_trace import StepTrace
     from plait.platform.strand import Strand
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

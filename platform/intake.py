@@ -18,7 +18,7 @@ from plait.vision.placing import NO_IMAGES, PlacedImages
 if TYPE_CHECKING:
     from plait.adapters.info import AdapterInfo
     from plait.platform.config import EngineConfig
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16

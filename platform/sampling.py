@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from plait.platform import penalties
 from plait.platform.core import (
     SamplingParams,
     Sequence,
@@ -36,10 +35,11 @@ from plait.platform.core import (
     TokenLogprobs,
 )
 from plait.platform.errors import BadRequest, InternalError
-from plait.platform.logprobs import token_logprobs
-from plait.platform.noise import Noise, stream_key
+from plait.platform.logits import penalties
+from plait.platform.logits.logprobs import token_logprobs
+from plait.platform.logits.noise import Noise, stream_key
+from plait.platform.logits.token_filters import kept_tokens
 from plait.platform.ops.gumbel_argmax import gumbel_argmax
-from plait.platform.token_filters import kept_tokens
 
 if TYPE_CHECKING:
     import torch

@@ -35,8 +35,8 @@ from plait.platform.scheduling.choices import Choices, Chosen
 from plait.platform.scheduling.open_sequences import OpenSequences
 from plait.platform.scheduling.planner import Planner
 from plait.platform.scheduling.prompt_rows import contradiction
+from plait.platform.scheduling.unbroken import longest
 from plait.platform.strand import Strands
-from plait.platform.unbroken import longest
 
 if TYPE_CHECKING:
     from plait.platform.config import CacheConfig, SchedulerConfig

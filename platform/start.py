@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 
 from plait.platform import budget
 from plait.platform.config import EngineConfig, ModelInfo, Options
-from plait.platform.cores import num_threads, usable_cores
 from plait.platform.errors import ConfigError
 from plait.platform.intake import Intake
-from plait.platform.light_torch import import_torch, paused_collection
+from plait.platform.machine.cores import num_threads, usable_cores
+from plait.platform.starting.light_torch import import_torch, paused_collection
 from plait.platform.step_trace import StepTrace
-from plait.platform.tokenizer import Tokenizer
+from plait.platform.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from plait.adapters.pool import AdapterPool, Load
     from plait.adapters.sites import ModelSites
     from plait.platform.engine import Engine
     from plait.platform.executor import Executor
-    from plait.platform.speculation import Loaded
+    from plait.platform.starting.speculation import Loaded
     from plait.platform.strand import Strand
     from plait.structured.strand import GrammarStrand
     from plait.vision.strand import VisionStrand
@@ -90,7 +90,7 @@ def start_engine(
         torch.set_num_threads(num_threads(options))
     drafts = options.draft_model is not None and options.speculation != "off"
     if drafts:  # a wrong path is told before minutes go into the model's weights
-        from plait.platform.head_loading import find_head
+        from plait.platform.starting.head_loading import find_head
 
         head = find_head(options)
     with phase("load model"):
@@ -101,7 +101,7 @@ def start_engine(
     draft = None
     if drafts:
         with phase("load draft model"):
-            from plait.platform.speculation import load_drafting
+            from plait.platform.starting.speculation import load_drafting
 
             draft = load_drafting(options, head, executor, tokenizer)
     model = _served(executor.model, tokenizer, options, () if draft is None else draft.notes)
@@ -174,7 +174,7 @@ def _served(
 
 def _import_models() -> None:
     """What builds models in their families' classes."""
-    from plait.platform.light_imports import import_transformers
+    from plait.platform.starting.light_imports import import_transformers
 
     import_transformers()
     import plait.platform.model.load  # noqa: F401
@@ -182,7 +182,7 @@ def _import_models() -> None:
 
 def _probe(options: Options) -> dict[str, float]:
     """What the machine gives now, 10⁹ a second by all threads: what steps reach is judged by it."""
-    from plait.platform import probing
+    from plait.platform.machine import probing
 
     cores = usable_cores()
     reached = probing.reached(
@@ -238,7 +238,7 @@ def make_engine(
         strands.append(_vision(config, executor, fit))
     drafter = sampler = None
     if config.options.speculation == "auto":
-        from plait.platform.speculation import make_sampler, make_speculator
+        from plait.platform.starting.speculation import make_sampler, make_speculator
 
         drafter = make_speculator(config, grammars, draft)
         strands.append(drafter)

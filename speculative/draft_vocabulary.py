@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from plait.platform.errors import ConfigError
 
 if TYPE_CHECKING:
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
 
 _MAX_SHOWN = 40  # bytes of a token in a message
 

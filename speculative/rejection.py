@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from plait.platform.noise import Noise, stream_key
+from plait.platform.logits.noise import Noise, stream_key
 from plait.platform.ops.gumbel_argmax import gumbel_argmax
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from plait.platform.cache_folder import cache_folder
+from plait.platform.starting.cache_folder import cache_folder
 
 Value = TypeVar("Value")
 

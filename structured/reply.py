@@ -14,7 +14,7 @@ from plait.structured.tools.parser import ReplyParser
 from plait.structured.tools.prompt import knows_tools
 
 if TYPE_CHECKING:
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.structured.tools.request import ToolWish
 
 

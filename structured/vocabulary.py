@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from plait.platform.config import ModelInfo
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.int32]
 Encode = Callable[[str], list[int]]

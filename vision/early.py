@@ -31,7 +31,7 @@ def check_family(options: Options) -> None:
 
 def check_processor(options: Options, directory: Path, vision: VisionInfo) -> None:
     """Make the processor of a checkpoint's images and try it. Raises `ModelUnsupported`."""
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.vision.processor import ImageProcessor
 
     tokenizer = Tokenizer.load(directory, chat_template=options.chat_template)

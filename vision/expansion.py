@@ -21,7 +21,7 @@ from plait.platform.errors import ModelUnsupported
 from plait.vision.recipes import Recipe
 
 if TYPE_CHECKING:
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
 
 TEXT_ALONE = "With --encoder-cache-memory 0 the model serves text alone"
 _PARTS = frozenset({"self", "image_processor", "tokenizer", "video_processor", "chat_template"})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import plait
-from plait.platform.notes import Notes, cache_of, code, key_of
+from plait.platform.starting.notes import Notes, cache_of, code, key_of
 from plait.vision.identity import checkpoint_digest, checkpoint_directory
 from plait.vision.parts import takes_images
 from plait.vision.plain import PlainProcessor, PlainRecipe, recipe_for
@@ -24,7 +24,7 @@ from plait.vision.prompts import ImagePrompts
 
 if TYPE_CHECKING:
     from plait.platform.config import ModelInfo, Options
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.vision.decode import DecodedImage
     from plait.vision.placing import ProcessedImage
 

@@ -23,7 +23,7 @@ from plait.vision.recipes import Recipe, recipe_of
 
 if TYPE_CHECKING:
     from plait.platform.config import VisionInfo
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
 
 log = logging.getLogger("plait.vision")
 

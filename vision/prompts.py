@@ -9,8 +9,8 @@ from plait.platform.errors import BadRequest
 from plait.vision.placing import PlacedImages, ProcessedImage, place
 
 if TYPE_CHECKING:
-    from plait.platform.chat_template import ChatTemplate
     from plait.platform.config import VisionInfo
+    from plait.platform.text.chat_template import ChatTemplate
 
 
 class ImagePrompts:

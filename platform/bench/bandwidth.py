@@ -26,7 +26,7 @@ def random_engine(options: Options, num_bytes: int) -> LocalEngine:
     and deleted again.
     """
     from plait.platform.demo.embedded import model_path
-    from plait.platform.tokenizer_files import read_tokenizer_files
+    from plait.platform.text.tokenizer_files import read_tokenizer_files
 
     backend = read_tokenizer_files(model_path()).backend
     bits = BITS.get(options.quantization, BITS["none"])

@@ -18,8 +18,8 @@ from plait.platform.bench.throughput import Plan
 from plait.platform.bench.worker_process import WorkerFailed, WorkerProcess
 from plait.platform.bench.workload import Shape, random_token_prompts
 from plait.platform.errors import ConfigError
-from plait.platform.gguf_metadata import read_gguf_metadata
-from plait.platform.tokenizer_files import read_tokenizer_files
+from plait.platform.text.gguf_metadata import read_gguf_metadata
+from plait.platform.text.tokenizer_files import read_tokenizer_files
 
 _SPECIAL_TOKENS = 256  # ids below it are often no text
 

@@ -61,7 +61,7 @@ def main() -> int:
 
 def _vocabulary() -> Vocabulary:
     from plait.platform.demo.embedded import model_path
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(model_path())
     return Vocabulary.from_tokenizer(

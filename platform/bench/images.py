@@ -40,7 +40,7 @@ def measure(
     import torch
 
     from plait.platform.model import load_model
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.vision.later import processor_of
     from plait.vision.placing import place
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from plait.platform import probing
 from plait.platform.bench import machine
 from plait.platform.bench.copying import copying_texts
 from plait.platform.bench.engine_runner import EngineRunner
@@ -19,8 +18,9 @@ from plait.platform.bench.timing import Runner
 from plait.platform.bench.workload import Shape, random_token_prompts, texts_of_file
 from plait.platform.config import Options
 from plait.platform.core import Speculation
-from plait.platform.cores import usable_cores
 from plait.platform.intake import Intake
+from plait.platform.machine import probing
+from plait.platform.machine.cores import usable_cores
 from plait.platform.start import start_engine
 
 

@@ -114,7 +114,7 @@ def _write_checkpoint(source: Path, target: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, modeling_gguf_pytorch_utils
     from transformers.utils import logging
 
-    from plait.platform.tokenizer_files import read_tokenizer_files
+    from plait.platform.text.tokenizer_files import read_tokenizer_files
 
     # What `from_pretrained(…, gguf_file=…)` does, which insists on one more package. Its
     # annotations are partial: through Any it is called as it is documented.

@@ -31,7 +31,7 @@ def check(
 
     Exit code 0: it can; 1: it cannot.
     """
-    from plait.platform.light_imports import import_transformers
+    from plait.platform.starting.light_imports import import_transformers
 
     import_transformers()
     from plait.platform.demo.default import with_default

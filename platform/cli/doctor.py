@@ -14,8 +14,8 @@ def doctor(
     ] = False,
 ) -> None:
     """Probe this machine for a second or two: cores, memory, arithmetic, what is missing."""
-    from plait.platform import diagnosis
-    from plait.platform.cores import usable_cores
+    from plait.platform.machine import diagnosis
+    from plait.platform.machine.cores import usable_cores
 
     cores = usable_cores()
     probes = diagnosis.probe(cores)

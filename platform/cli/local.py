@@ -15,7 +15,7 @@ from plait.platform.cli.answering import Message, Piece
 from plait.platform.config import Options
 from plait.platform.core import SamplingParams
 from plait.platform.demo.default import default_adapters
-from plait.platform.light_torch import import_torch
+from plait.platform.starting.light_torch import import_torch
 
 _ADAPTER = "adapter"  # the name of the only one
 

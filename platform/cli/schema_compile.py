@@ -36,7 +36,7 @@ def compiled(spec: GrammarSpec, source: str | None) -> dict[str, Any]:
 def _vocabulary(source: str | None) -> Any:
     from plait.platform.cli.serve import tokenizer_source
     from plait.platform.config import Options
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.structured.vocabulary import Vocabulary
 
     found: str | Path = tokenizer_source(Options(model=source)) or str(source)

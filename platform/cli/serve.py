@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from plait.platform.server.process import ProcessClient
     from plait.platform.server.settings import ServerSettings
     from plait.platform.server.structured.grammars import Grammars
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.vision.later import LaterProcessor
 
 
@@ -219,7 +219,7 @@ def tokenizer_source(options: Options) -> str | Path | None:
 
 
 def _load_tokenizer(options: Options, source: str | Path) -> Tokenizer:
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
 
     return Tokenizer.load(source, chat_template=options.chat_template, revision=options.revision)
 

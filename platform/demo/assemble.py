@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.platform.cache_folder import cache_folder
 from plait.platform.demo.embedded import model_path
 from plait.platform.errors import ConfigError
+from plait.platform.starting.cache_folder import cache_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from plait.platform.tokenizer_gguf import GGUFVocabulary
+    from plait.platform.text.gguf_tokenizer import GGUFVocabulary
 
 PARTS = Path(__file__).parent / "parts"
 VISION = PARTS / "vision"
@@ -134,7 +134,7 @@ def _language_model(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 def _write_tokenizer(file: Path, folder: Path, image_token: str) -> dict[str, int]:
     """Returns the ids that the model's config names."""
-    from plait.platform.tokenizer_gguf import GGUFVocabulary
+    from plait.platform.text.gguf_tokenizer import GGUFVocabulary
 
     vocabulary = GGUFVocabulary(file)
     backend = vocabulary.backend()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from plait.platform.kv.donors import Donors
 from plait.platform.kv.reservation import Reservation
-from plait.platform.unbroken import least, longest
+from plait.platform.scheduling.unbroken import least, longest
 
 if TYPE_CHECKING:
     from plait.platform.core import Sequence

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from plait.platform.kv.hashing import KeyChain
 from plait.platform.kv.pool import NULL_BLOCK, BlockPool
 from plait.platform.kv.prefix import find_prefix, first_visible
-from plait.platform.ordering import OrderedSequences
+from plait.platform.scheduling.ordering import OrderedSequences
 
 if TYPE_CHECKING:
     from plait.platform.config import CacheConfig

@@ -14,7 +14,7 @@ from typing import Any
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from plait.platform.errors import ModelUnsupported
-from plait.platform.gguf_metadata import GgufReader
+from plait.platform.text.gguf_metadata import GgufReader
 
 _DEFAULT_ALIGNMENT = 32
 

@@ -14,7 +14,7 @@ from plait.platform.model.filling import kept_values, put_values, read_weights
 from plait.platform.model.packed_cache import PackedCache, has_memory_for, open_cache, said
 from plait.platform.model.source import Checkpoint
 from plait.platform.model.tensor_files import safetensors_paths
-from plait.platform.notes import key_of
+from plait.platform.starting.notes import key_of
 
 LAYOUT = 3  # changes with what `pack_linear` or `pack_quantized` lay out
 MIN_BYTES = 16 << 20  # smaller weights are packed as fast as they are found

@@ -12,10 +12,9 @@ from functools import partial
 import torch
 
 from plait.platform.config import KVGroup, ModelInfo, Options
-from plait.platform.cores import num_threads, pinned_cores
 from plait.platform.errors import ConfigError, PlaitError
 from plait.platform.kv.pages import DTYPES
-from plait.platform.light_imports import without_compiler
+from plait.platform.machine.cores import num_threads, pinned_cores
 from plait.platform.model.build import Skeleton, build_skeleton, kv_groups, prepare
 from plait.platform.model.executor import TorchExecutor
 from plait.platform.model.filling import put_values
@@ -36,6 +35,7 @@ from plait.platform.model.tensor_files import SafetensorsFiles
 from plait.platform.model.vision import vision_info
 from plait.platform.model.warm_start import keep_start
 from plait.platform.model.wishes import check_options
+from plait.platform.starting.light_imports import without_compiler
 
 log = logging.getLogger(__name__)
 

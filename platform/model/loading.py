@@ -7,11 +7,11 @@ bytes, options and code, needs nothing of it.
 from __future__ import annotations
 
 from plait.platform.config import Options
-from plait.platform.light_imports import import_transformers
 from plait.platform.model.loaded import LoadedModel, SupportReport
 from plait.platform.model.locating import locate
 from plait.platform.model.warm_start import warm_start
 from plait.platform.model.wishes import check_options
+from plait.platform.starting.light_imports import import_transformers
 
 
 def load_model(options: Options) -> LoadedModel:

@@ -24,7 +24,7 @@ from plait.platform.model.packed_file import (
     open_packed,
     write_packed,
 )
-from plait.platform.notes import Notes, cache_of, identity, part_of, quietly, read_json
+from plait.platform.starting.notes import Notes, cache_of, identity, part_of, quietly, read_json
 
 _SUFFIX = ".weights"
 _STALE_S = 24 * 3600  # after which another process's unfinished file is rubbish

@@ -25,9 +25,8 @@ import torch
 import plait
 from plait.adapters.sites import SitePart
 from plait.platform.config import KVGroup, ModelInfo, Options, VisionInfo
-from plait.platform.cores import num_threads, pinned_cores
 from plait.platform.errors import ModelUnsupported
-from plait.platform.light_imports import import_transformers
+from plait.platform.machine.cores import num_threads, pinned_cores
 from plait.platform.model.executor import TorchExecutor
 from plait.platform.model.loaded import LoadedModel
 from plait.platform.model.locating import Located
@@ -51,8 +50,9 @@ from plait.platform.model.stored_parts import (
 )
 from plait.platform.model.stored_tower import same_tower
 from plait.platform.model.tensor_files import safetensors_paths
-from plait.platform.notes import code, has_changed, identity, key_of
 from plait.platform.ops._native import has_kernels
+from plait.platform.starting.light_imports import import_transformers
+from plait.platform.starting.notes import code, has_changed, identity, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

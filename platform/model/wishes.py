@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from plait.platform.config import Options
-from plait.platform.cores import pinned_cores
 from plait.platform.errors import ConfigError
 from plait.platform.kv.pages import DTYPES
+from plait.platform.machine.cores import pinned_cores
 
 QUANTIZATIONS = ("auto", "none", "int8", "int4")
 ACTIVATIONS = ("auto", "exact", "int8")

@@ -35,7 +35,7 @@ from plait.platform.messages import AdapterLoaded, LoadAdapter
 if TYPE_CHECKING:
     from plait.adapters.bundle import Bundle
     from plait.platform.engine import Engine
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.structured.spec import GrammarSpec
 
 # A name, several with their scales, or the base alone.

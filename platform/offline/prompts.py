@@ -10,7 +10,7 @@ from plait.platform.core import SamplingParams
 from plait.platform.errors import BadRequest
 
 if TYPE_CHECKING:
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
 
 # Iterables of numpy's or torch's integers, and generators, do as well as lists.
 Prompt = str | Sequence[int] | Mapping[str, Any]  # text, token ids, {"prompt_token_ids": …}

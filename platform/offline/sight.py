@@ -11,7 +11,7 @@ from plait.vision.parts import TURNED_OFF, PartReader, take_images, takes_images
 
 if TYPE_CHECKING:
     from plait.platform.config import EngineConfig
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.vision.placing import PlacedImages, ProcessedImage
     from plait.vision.preparation import ImagePreparation
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from plait.platform.core import CompiledGrammar, SamplingParams
     from plait.platform.offline.outputs import CompletionOutput
     from plait.platform.offline.sight import Seen
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.structured.added import Vocabularies
     from plait.structured.pool import CompilePool
     from plait.structured.spec import GrammarSpec

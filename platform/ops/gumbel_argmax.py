@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from plait.platform.noise import Bits, Ints, Noise, gumbel_of
+from plait.platform.logits.noise import Bits, Ints, Noise, gumbel_of
 from plait.platform.ops._native import has_kernels
 
 Floats = npt.NDArray[np.float32]

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING
 
-from plait.platform.ordering import OrderedSequences
+from plait.platform.scheduling.ordering import OrderedSequences
 
 if TYPE_CHECKING:
     from plait.platform.core import Sequence

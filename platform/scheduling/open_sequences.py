@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from plait.platform.core import FinishReason, Sequence, SequenceState
-from plait.platform.ordering import OrderedSequences
 from plait.platform.scheduling.admission import sequence_seed
 from plait.platform.scheduling.fairness import FairShares, WaitingSequences
 from plait.platform.scheduling.open_requests import OpenRequests
+from plait.platform.scheduling.ordering import OrderedSequences
 from plait.platform.scheduling.prompt_rows import PromptRows
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING
 
 from plait.platform.core import SequenceState
 from plait.platform.errors import PlaitError
-from plait.platform.unbroken import cut, least
+from plait.platform.scheduling.unbroken import cut, least
 
 if TYPE_CHECKING:
     from plait.platform.core import Sequence

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from plait.platform.intake import Intake
     from plait.platform.server.client import EngineClient
     from plait.platform.server.settings import ServerSettings
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.vision.later import ServedProcessor
 
 __all__ = ["create_app", "run", "serve"]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from plait.platform.server.metrics import Metrics
     from plait.platform.server.settings import ServerSettings
     from plait.platform.server.structured.grammars import Grammars
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.vision.held import HeldImages
     from plait.vision.later import ServedProcessor
     from plait.vision.preparation import ImagePreparation

@@ -14,7 +14,7 @@ from plait.platform.core import SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
     from plait.platform.server.prompts import Prompt
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
 
 _NewDecoder = codecs.getincrementaldecoder("utf-8")
 LOWEST = -9999.0  # JSON has no -Infinity; OpenAI's and vLLM's stand-in

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         CompletionRequest,
     )
     from plait.platform.server.settings import Limits
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.structured.tools.request import ToolWish
     from plait.vision.parts import PartReader
     from plait.vision.placing import PlacedImages

@@ -14,7 +14,7 @@ from plait.platform.server.prompts import check_chat
 if TYPE_CHECKING:
     from plait.platform.server.context import ServerContext
     from plait.platform.server.schemas import ChatTemplating
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.vision.later import ServedProcessor
     from plait.vision.parts import ImagePart
     from plait.vision.placing import PlacedImages, ProcessedImage

@@ -21,7 +21,7 @@ from plait.platform.server.seeing import ChatImages
 if TYPE_CHECKING:
     from plait.platform.server.adapters.resolve import Target
     from plait.platform.server.context import ServerContext
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
 
 
 def tokenize_router(context: ServerContext) -> APIRouter:

@@ -16,7 +16,7 @@ from plait.structured.tools import formats
 from plait.structured.tools.formats import ToolFormat
 
 if TYPE_CHECKING:
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.structured.tools.request import Tool, ToolWish
 
 Message = dict[str, Any]

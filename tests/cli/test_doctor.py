@@ -7,10 +7,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from plait.platform import diagnosis, probing, system_facts
 from plait.platform.cli.main import app
-from plait.platform.diagnosis import Probes
-from plait.platform.probing import Barrier, Reach, Reached
+from plait.platform.machine import diagnosis, probing, system_facts
+from plait.platform.machine.diagnosis import Probes
+from plait.platform.machine.probing import Barrier, Reach, Reached
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
@@ -119,7 +119,9 @@ def test_an_instruction_set_that_was_chosen_is_said(monkeypatch):
 
 
 def test_packed_weights_that_are_kept_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr("plait.platform.cache_folder.cache_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(
+        "plait.platform.starting.cache_folder.cache_folder", lambda name: tmp_path / name
+    )
     (finding,) = diagnosis.cache()
     assert finding.said == f"none kept in {tmp_path / 'weights'}"
     machine(tmp_path, {"weights/a.weights": "x" * (1 << 20)})

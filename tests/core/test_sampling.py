@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from support.sampling_steps import PROMPT, Model, decode_span, make_sequence, run_step
 
 from plait.platform.core import Sequence, Span, SpanResult
+from plait.platform.logits.token_filters import kept_tokens, largest, nucleus
 from plait.platform.sampling import MAX_LOGIT_ROWS, Sampler
-from plait.platform.token_filters import kept_tokens, largest, nucleus
 
 VOCAB = 97
 EOS = (2, 96)

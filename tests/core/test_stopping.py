@@ -8,8 +8,8 @@ import pytest
 from support import tiny_tokenizers
 
 from plait.platform.core import FinishReason, Request, SamplingParams, Sequence
-from plait.platform.output import OutputText
-from plait.platform.stopping import check_stop
+from plait.platform.scheduling.stopping import check_stop
+from plait.platform.text.output import OutputText
 
 TOKENIZER = tiny_tokenizers.tokenizer("byte_level")
 EOS = TOKENIZER.eos_token_ids[0]

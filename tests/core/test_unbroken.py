@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.platform.unbroken import cut, least, longest
+from plait.platform.scheduling.unbroken import cut, least, longest
 
 
 def is_inside(spans, end):

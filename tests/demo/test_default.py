@@ -99,7 +99,7 @@ def test_an_llm_has_the_same_and_may_go_without_adapters_and_drafts() -> None:
 
 START = """
 import sys
-from plait.platform.light_torch import import_torch
+from plait.platform.starting.light_torch import import_torch
 
 import_torch(light=True)
 from plait import LLM, SamplingParams

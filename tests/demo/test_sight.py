@@ -17,7 +17,7 @@ from transformers.models.clip import CLIPImageProcessorPil
 
 from plait import LLM, SamplingParams, StructuredOutputs
 from plait.platform.demo.assemble import PARTS
-from plait.platform.tokenizer import Tokenizer
+from plait.platform.text.tokenizer import Tokenizer
 
 TRAINING = Path(__file__).parents[2] / "examples" / "training"
 NUM_PICTURES = 20

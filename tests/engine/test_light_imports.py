@@ -40,7 +40,7 @@ def test_a_start_leaves_the_compiler_out_and_whoever_wants_it_gets_it(tmp_path):
 OTHER_THREAD = """
 import sys, threading
 import torch
-from plait.platform.light_imports import without_compiler
+from plait.platform.starting.light_imports import without_compiler
 
 found = {}
 
@@ -67,7 +67,7 @@ assert found["disable"].__module__.startswith("torch._dynamo")
 
 LIGHT = """
 import sys
-from plait.platform.light_torch import import_torch
+from plait.platform.starting.light_torch import import_torch
 
 import_torch(light=True)
 import torch

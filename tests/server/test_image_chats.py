@@ -16,7 +16,7 @@ from plait.platform.core import Array
 from plait.platform.intake import Intake
 from plait.platform.server.app import create_app
 from plait.platform.server.settings import ServerSettings
-from plait.platform.tokenizer import Tokenizer
+from plait.platform.text.tokenizer import Tokenizer
 from plait.vision.processor import ImageProcessor
 
 pytestmark = pytest.mark.anyio

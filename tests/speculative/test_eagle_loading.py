@@ -19,7 +19,7 @@ from support.tiny_models import make_checkpoint
 
 from plait.platform.config import Options
 from plait.platform.errors import ConfigError, ModelUnsupported
-from plait.platform.head_loading import find_head, load_drafting_head
+from plait.platform.starting.head_loading import find_head, load_drafting_head
 from plait.speculative.eagle_config import is_head, read_head_config
 from plait.speculative.eagle_head import load_head
 from plait.speculative.eagle_weights import Kept

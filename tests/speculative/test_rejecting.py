@@ -43,7 +43,7 @@ from plait import LLM, SamplingParams, StructuredOutputs
 from plait.platform.core import CompiledGrammar, Event, Request
 from plait.platform.engine import Engine
 from plait.platform.errors import ConfigError
-from plait.platform.rejecting import RejectingSampler
+from plait.platform.logits.rejecting import RejectingSampler
 from plait.platform.start import start_engine
 from plait.speculative import rejection
 from plait.speculative.draft_model import DraftBounds, DraftModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plait.platform.noise import Noise
+from plait.platform.logits.noise import Noise
 from plait.speculative import rejection
 from plait.speculative.rejection import Distribution, RejectionSampler
 

@@ -9,13 +9,13 @@ from plait.adapters.strand import AdapterStrand
 from plait.platform import budget
 from plait.platform.config import EngineConfig, Options
 from plait.platform.core import AdapterUse, Event, Request, SamplingParams
-from plait.platform.draft_loading import LoadedDraft, load_draft
 from plait.platform.drafting import NoDrafts
 from plait.platform.engine import Engine
 from plait.platform.messages import AdapterLoaded, LoadAdapter
 from plait.platform.model import load_model
 from plait.platform.start import _adapter_pool
-from plait.platform.tokenizer import Tokenizer
+from plait.platform.starting.draft_loading import LoadedDraft, load_draft
+from plait.platform.text.tokenizer import Tokenizer
 from plait.speculative.draft_model import DraftModel
 from plait.speculative.source import Want
 

@@ -21,7 +21,6 @@ from plait.adapters.info import (
     LoadReport,
     SiteReport,
 )
-from plait.platform.chat_template import ChatTemplate
 from plait.platform.config import (
     CacheConfig,
     EngineConfig,
@@ -33,9 +32,10 @@ from plait.platform.config import (
 from plait.platform.core import Event, FinishReason, Request, TokenLogprobs
 from plait.platform.errors import PlaitError
 from plait.platform.messages import Stats
-from plait.platform.output import OutputText
-from plait.platform.tokenizer import Tokenizer
-from plait.platform.tokenizer_files import TokenizerFiles
+from plait.platform.text.chat_template import ChatTemplate
+from plait.platform.text.output import OutputText
+from plait.platform.text.tokenizer import Tokenizer
+from plait.platform.text.tokenizer_files import TokenizerFiles
 
 BOS, EOS, IM_START, IM_END = range(256, 260)
 VOCAB_SIZE = 260

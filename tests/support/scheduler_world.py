@@ -30,7 +30,7 @@ from plait.platform.core import (
 )
 from plait.platform.kv.hashing import KeyChain
 from plait.platform.scheduler import Commit, Scheduler
-from plait.platform.unbroken import longest
+from plait.platform.scheduling.unbroken import longest
 
 
 class World:

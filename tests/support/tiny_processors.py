@@ -20,7 +20,7 @@ from PIL import Image
 from support.tiny_tokenizers import byte_level_backend
 
 from plait.platform.config import VisionInfo
-from plait.platform.tokenizer import Tokenizer
+from plait.platform.text.tokenizer import Tokenizer
 
 _CHAT = (
     "{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{{% if m.content is string %}}"

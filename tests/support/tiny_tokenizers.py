@@ -16,8 +16,8 @@ from tokenizers import (
     Tokenizer as Backend,
 )
 
-from plait.platform.tokenizer import Tokenizer
-from plait.platform.tokenizer_files import TokenizerFiles
+from plait.platform.text.tokenizer import Tokenizer
+from plait.platform.text.tokenizer_files import TokenizerFiles
 
 SPECIAL_TOKENS = ("<s>", "</s>", "<|im_end|>")
 WORDS = ("hello", "world", "stop", "my", "cat", "é", "日本", "👍")

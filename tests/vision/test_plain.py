@@ -14,7 +14,7 @@ import pytest
 from support.tiny_processors import SPECS, make_processor_files, vision_info
 
 from plait.platform.config import Options
-from plait.platform.tokenizer import Tokenizer
+from plait.platform.text.tokenizer import Tokenizer
 from plait.vision import pixel_library, plain
 from plait.vision.decode import DecodedImage
 from plait.vision.later import LaterProcessor, processor_of
@@ -114,7 +114,7 @@ import sys
 from types import SimpleNamespace
 import numpy as np
 from plait.platform.config import Options, VisionInfo
-from plait.platform.tokenizer import Tokenizer
+from plait.platform.text.tokenizer import Tokenizer
 from plait.vision.decode import DecodedImage
 from plait.vision.later import processor_of
 checkpoint = {str(checkpoint)!r}

@@ -28,7 +28,7 @@ from plait.platform.errors import (
 )
 from plait.platform.model.families import FAMILIES as FAMILIES_OF_MODELS
 from plait.platform.model.families import family_of
-from plait.platform.tokenizer import Tokenizer
+from plait.platform.text.tokenizer import Tokenizer
 from plait.vision.decode import DecodedImage
 from plait.vision.early import check_family
 from plait.vision.limits import ImageLimits

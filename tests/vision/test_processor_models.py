@@ -12,7 +12,7 @@ from support.tiny_processors import SPECS, make_processor_files, oracle_inputs, 
 from support.tiny_vision import FAMILIES, make_vision_checkpoint
 from support.vision_tracks import load
 
-from plait.platform.tokenizer import Tokenizer
+from plait.platform.text.tokenizer import Tokenizer
 from plait.vision.limits import ImageLimits
 from plait.vision.processor import ImageProcessor
 from plait.vision.sources import ImagePixels, read_pixels

@@ -12,7 +12,7 @@ import transformers
 from PIL import Image
 from support.tiny_processors import SPECS, make_processor_files, vision_info
 
-from plait.platform.tokenizer import Tokenizer
+from plait.platform.text.tokenizer import Tokenizer
 from plait.vision import quick
 from plait.vision.decode import DecodedImage
 from plait.vision.processor import ImageProcessor

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from plait.platform import probing
 from plait.platform.bench.machine import versions
+from plait.platform.machine import probing
 
 
 class Engine:

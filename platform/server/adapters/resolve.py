@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from plait.platform.server.adapters.service import AdapterService
     from plait.platform.server.context import ServerContext
     from plait.platform.server.schemas import AdapterChoice
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
 
 _NUM_NAMED = 10  # adapters, where one is not found
 

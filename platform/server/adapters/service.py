@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from plait.adapters.store import AdapterStore, StoredAdapter
     from plait.platform.server.client import EngineClient
     from plait.platform.server.settings import NamedSource, ServerSettings
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 Read = Callable[["AdapterStore"], "StoredAdapter"]

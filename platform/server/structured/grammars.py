@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from plait.platform.core import CompiledGrammar
     from plait.platform.server.adapters.resolve import Target
     from plait.platform.server.client import EngineClient
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.structured.added import Vocabularies
     from plait.structured.pool import CompilePool, PoolStats
     from plait.structured.spec import GrammarSpec

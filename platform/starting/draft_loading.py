@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from plait.platform.budget import MAX_NUM_SEQS, DraftSizes
 from plait.platform.errors import ConfigError, ModelUnsupported
 from plait.platform.kv.pages import DTYPES
+from plait.platform.logits.rejecting import RejectingSampler
 from plait.platform.model import load_model
-from plait.platform.rejecting import RejectingSampler
 from plait.platform.sampling import Sampler
-from plait.platform.tokenizer import Tokenizer
+from plait.platform.text.tokenizer import Tokenizer
 from plait.speculative.draft_model import DraftBounds, DraftModel
 from plait.speculative.draft_vocabulary import check_vocabulary
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.platform.chat_template import ChatTemplate
 from plait.platform.errors import ConfigError, ModelUnsupported
+from plait.platform.text.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -105,7 +105,7 @@ def _from_directory(directory: Path, override: str | None) -> TokenizerFiles:
 
 
 def _from_gguf(path: Path, override: str | None) -> TokenizerFiles:
-    from plait.platform.tokenizer_gguf import GGUFVocabulary
+    from plait.platform.text.gguf_tokenizer import GGUFVocabulary
 
     vocabulary = GGUFVocabulary(path)
     named = vocabulary.named_tokens()

@@ -16,8 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from plait.platform.cache_folder import cache_folder
 from plait.platform.config import Options
+from plait.platform.starting.cache_folder import cache_folder
 
 _SUFFIX = ".start"
 _MAX_NOTES = 128

@@ -19,7 +19,8 @@ import numpy as np
 
 from plait.platform.core import Sequence, Span, SpanResult
 from plait.platform.errors import BadRequest
-from plait.platform.logprobs import token_logprobs
+from plait.platform.logits.logprobs import token_logprobs
+from plait.platform.logits.token_filters import largest
 from plait.platform.sampling import (
     MIN_TEMPERATURE,
     NOTHING_LEFT,
@@ -30,7 +31,6 @@ from plait.platform.sampling import (
     check_finite,
     kept_values,
 )
-from plait.platform.token_filters import largest
 from plait.speculative.rejection import Distribution, RejectionSampler
 
 # Tokens that a draft is drawn among: what it is drawn from is kept until it is verified. Any

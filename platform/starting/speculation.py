@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from plait.platform.draft_loading import LoadedDraft, load_draft
 from plait.platform.errors import ConfigError
-from plait.platform.head_loading import LoadedHead, load_drafting_head
-from plait.platform.rejecting import RejectingSampler
+from plait.platform.logits.rejecting import RejectingSampler
+from plait.platform.starting.draft_loading import LoadedDraft, load_draft
+from plait.platform.starting.head_loading import LoadedHead, load_drafting_head
 from plait.speculative.economy import Economy
 from plait.speculative.lookup import SequenceLookup
 from plait.speculative.recent import RecentAnswers
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from plait.platform.core import Sequence
     from plait.platform.executor import Executor
     from plait.platform.sampling import Sampler
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
     from plait.structured.strand import GrammarStrand
 
 Loaded = LoadedDraft | LoadedHead

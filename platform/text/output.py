@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from plait.platform.core import SamplingParams
 
 if TYPE_CHECKING:
-    from plait.platform.tokenizer import Tokenizer
+    from plait.platform.text.tokenizer import Tokenizer
 
 _NewDecoder = codecs.getincrementaldecoder("utf-8")
 

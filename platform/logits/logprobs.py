@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.platform.core import TokenLogprobs
-from plait.platform.token_filters import largest
+from plait.platform.logits.token_filters import largest
 
 
 def token_logprobs(logits: npt.NDArray[np.float32], token_id: int, num_top: int) -> TokenLogprobs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plait.platform.noise import Noise, stream_key
+from plait.platform.logits.noise import Noise, stream_key
 
 
 def test_bits_are_splitmix64() -> None:

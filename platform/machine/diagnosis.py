@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.platform import system_facts
-from plait.platform.cores import usable_cores
-from plait.platform.system_facts import ROOT
+from plait.platform.machine import system_facts
+from plait.platform.machine.cores import usable_cores
+from plait.platform.machine.system_facts import ROOT
 
 if TYPE_CHECKING:
-    from plait.platform.probing import Barrier, Reached
+    from plait.platform.machine.probing import Barrier, Reached
 
 _GIB = 1 << 30
 _SLOW_MEETING_US = 100.0  # a hundred times what two cores of one processor take
@@ -42,7 +42,7 @@ class Probes:
 
 def probe(cores: Sequence[int]) -> Probes:
     """Measure for about a second and a half."""
-    from plait.platform import probing
+    from plait.platform.machine import probing
 
     one = probing.reached(cores[:1], seconds=0.5)
     return Probes(
@@ -180,7 +180,7 @@ def memory(root: Path = ROOT) -> list[Finding]:
 
 def cache() -> list[Finding]:
     """Packed weights of earlier starts, which the next start maps."""
-    from plait.platform.cache_folder import cache_folder
+    from plait.platform.starting.cache_folder import cache_folder
 
     folder = cache_folder("weights")
     try:

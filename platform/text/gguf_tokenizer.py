@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.platform.errors import ModelUnsupported
-from plait.platform.gguf_metadata import read_gguf_metadata
+from plait.platform.text.gguf_metadata import read_gguf_metadata
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -204,7 +204,7 @@ class GGUFVocabulary:
         return [(left, right) for *_, left, right in found]
 
     def _add_bos_and_eos(self, backend: Backend) -> None:
-        from plait.platform.tokenizer_files import set_post_processor
+        from plait.platform.text.tokenizer_files import set_post_processor
 
         by_default = self.kind == "llama" or self._get("pre") in _ADD_BOS
         bos, eos = self._token_id("bos"), self._token_id("eos")

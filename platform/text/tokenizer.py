@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.platform.errors import BadRequest
-from plait.platform.token_bytes import TokenBytes
-from plait.platform.tokenizer_added import ExtendedBackends
+from plait.platform.text.added_tokens import ExtendedBackends
+from plait.platform.text.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
     from plait.adapters.info import AddedToken
-    from plait.platform.chat_template import ChatTemplate
-    from plait.platform.tokenizer_files import TokenizerFiles
+    from plait.platform.text.chat_template import ChatTemplate
+    from plait.platform.text.tokenizer_files import TokenizerFiles
 
 
 class Tokenizer:
@@ -50,7 +50,7 @@ class Tokenizer:
         `gguf_file` names a file inside `source`. `chat_template`, a file or the template's own
         text, replaces the checkpoint's. Raises `ModelUnsupported` where no tokenizer is found.
         """
-        from plait.platform.tokenizer_files import read_tokenizer_files
+        from plait.platform.text.tokenizer_files import read_tokenizer_files
 
         return cls(
             read_tokenizer_files(
@@ -126,7 +126,7 @@ class Tokenizer:
 
     def with_chat_template(self, source: str) -> Tokenizer:
         """This tokenizer with another chat template. Raises `ConfigError` where it is none."""
-        from plait.platform.chat_template import ChatTemplate
+        from plait.platform.text.chat_template import ChatTemplate
 
         own = self._templates.get("default")
         named = {} if own is None else own.special_tokens

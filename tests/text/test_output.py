@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support import tiny_tokenizers
 
 from plait.platform.core import SamplingParams
-from plait.platform.output import OutputText
+from plait.platform.text.output import OutputText
 
 KINDS = tuple(tiny_tokenizers.BACKENDS)
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from plait.platform.light_torch import complete
+from plait.platform.starting.light_torch import complete
 
 _COMPILER = "torch._dynamo"
 _TRACING = "torch._dynamo._trace_wrapped_higher_order_op"

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from plait.platform.budget import DraftSizes
-from plait.platform.cores import num_threads, pinned_cores
-from plait.platform.draft_loading import full_group, scratch_blocks
 from plait.platform.errors import ConfigError, ModelUnsupported
 from plait.platform.kv.pages import DTYPES
+from plait.platform.machine.cores import num_threads, pinned_cores
 from plait.platform.model.locating import locate
 from plait.platform.sampling import Sampler
+from plait.platform.starting.draft_loading import full_group, scratch_blocks
 from plait.speculative.eagle import EagleSource, HeadBounds
 from plait.speculative.eagle_config import is_head
 from plait.speculative.eagle_head import EagleHead, load_head

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from plait.adapters.info import AddedToken
 from plait.platform.core import SamplingParams
 from plait.platform.errors import InvalidAdapter
-from plait.platform.output import OutputText
+from plait.platform.text.output import OutputText
 
 FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
 KINDS = list(tiny_tokenizers.BACKENDS)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from support import tiny_tokenizers
 
 from plait.platform.errors import BadRequest, ConfigError, ModelUnsupported
-from plait.platform.gguf_metadata import read_gguf_metadata
-from plait.platform.tokenizer import Tokenizer
+from plait.platform.text.gguf_metadata import read_gguf_metadata
+from plait.platform.text.tokenizer import Tokenizer
 
 TEXTS = (
     "hello world",
@@ -157,7 +157,7 @@ def test_offline_a_hub_id_that_is_not_cached_is_refused(
 
 def test_loading_needs_neither_torch_nor_transformers(checkpoint: Path) -> None:
     code = (
-        "import sys; from plait.platform.tokenizer import Tokenizer\n"
+        "import sys; from plait.platform.text.tokenizer import Tokenizer\n"
         f"Tokenizer.load({str(checkpoint)!r}).encode_chat([{{'role': 'user', 'content': 'x'}}])\n"
         "assert not {'torch', 'transformers'} & sys.modules.keys()"
     )
