@@ -14,6 +14,10 @@ give way too: generations with the least work left are *drained*, that is, no se
 run with them until the waiter has its claim. It then has it within the longest remaining time of
 the sequences that ran when the drain began. One is drained for at a time, and what is drained or
 free for it is taken by nobody else.
+
+What a waiter has claimed is kept ready for all of its flow: the scheduler asks the first of a flow
+alone, which need not be the one that began to wait. If that one were told to wait for a drain, the
+claim would never be used, and the drain, which only worse waiters need, would never end.
 """
 
 from __future__ import annotations
@@ -96,6 +100,12 @@ class Claims:
     def is_ready(self, waiter: Waiter) -> bool:
         """Whether all that it claimed is placed."""
         return waiter.is_claimed and all(held.is_placed for held in self._helds(waiter))
+
+    def are_kept_ready(self, generations: tuple[str, ...]) -> bool:
+        """Whether somebody who waits for just these has claimed them, and all are placed."""
+        return any(
+            w.generations == generations and self.is_ready(w) for w in self._claimed.values()
+        )
 
     def are_open(self, generations: Iterable[Held]) -> bool:
         """Whether these are placed, and nothing is drained of them: a sequence may begin."""

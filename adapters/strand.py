@@ -61,7 +61,7 @@ class AdapterStrand(Strand):
         generations = tuple(dict.fromkeys(use.generation for use in sequence.request.adapters))
         helds = [self._pool.get(generation) for generation in generations]
         since_s = self._now_s if waiter is None else waiter.since_s
-        if self._claims.are_open(helds) or (waiter and self._claims.is_ready(waiter)):
+        if self._claims.are_open(helds) or self._claims.are_kept_ready(generations):
             # Leases come before the claim goes, so that nothing is free in between.
             self._lease(_Lease(sequence, generations, since_s), helds)
             if waiter is not None:

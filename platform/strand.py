@@ -72,7 +72,8 @@ class Strand(Protocol):
         second call for a sequence that holds its reservation changes nothing.
 
         As long as nothing runs, the sequence of the best priority that was told "not yet" first
-        must come to be admitted, whatever others of those hold: see `scheduling.planner`.
+        must come to be admitted, whatever others of those hold: see `scheduling.planner`. So must
+        whoever is asked before it in its flow, for it is not asked until then.
         """
         ...
 

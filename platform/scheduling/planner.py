@@ -127,7 +127,9 @@ class Planner:
         chunks = deque(s for s in self._running if s.seq_id not in step.chosen)
         admitting = True
         while step.budget > 0:
-            admitting = admitting and self._waiting.num_passed_over < MAX_PASSED_OVER
+            # Where nothing runs, the one that a strand is ready for may be behind them all.
+            many = self._waiting.num_passed_over >= MAX_PASSED_OVER and bool(self._running)
+            admitting = admitting and not many
             head = self._waiting.first() if admitting else None
             first = chunks[0] if chunks else None
             if head is not None and (first is None or _is_better(head, first)):

@@ -139,3 +139,19 @@ def test_the_pinned_stay_and_more_than_fit_are_refused(world):
         world.add([1], adapters=use(name), max_tokens=2, **ENDLESS)
         world.drain()
     assert "a" in world.places.placed
+
+
+def test_the_first_of_a_flow_runs_with_what_is_kept_ready_for_another_of_it(world):
+    """Else it waits for a drain that waits for the claim of one behind it: nothing ever ran."""
+    load(world, a=16, b=16)
+    world.add([1], adapters=use("b"), max_tokens=2, **ENDLESS)
+    world.drain()
+    world.add([1], request_id="claims a", adapters=use("a"), max_tokens=2, **ENDLESS)
+    world.step()
+    world.add([1], request_id="waits for b", adapters=use("b"), max_tokens=2, **ENDLESS)
+    world.step()
+    world.now_s += DRAIN_S + 1  # a takes its time, and b's turn has come: a is drained for it
+    world.step()
+    world.add([1], adapters=use("a"), priority=-1, max_tokens=2, **ENDLESS)
+    world.drain()
+    assert {s.finish_reason for s in world.ended.values()} == {FinishReason.LENGTH}

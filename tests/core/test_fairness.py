@@ -6,7 +6,9 @@ import pytest
 from support.scheduler_world import World
 from support.schedulers import make_scheduler
 
-from plait.platform.core import AdapterUse
+from plait.platform.core import AdapterUse, FinishReason, SequenceState
+from plait.platform.scheduling.planner import MAX_PASSED_OVER
+from plait.platform.strand import Strand
 
 ENDLESS = {"ignore_eos": True}
 
@@ -53,6 +55,35 @@ def test_a_tenant_gains_nothing_from_many_adapters():
         world.add([1, 2], tenant="one", max_tokens=4, **ENDLESS)
     given = first_tokens(world, 80)
     assert given["one"] / given["ten"] == pytest.approx(1.0, rel=0.1)
+
+
+class OneFirst(Strand):
+    """Ready for one tenant, and for the others once that one has ended."""
+
+    def __init__(self, tenant):
+        self._tenant = tenant
+        self._ended = False
+
+    @property
+    def busy(self):
+        return not self._ended
+
+    def admit(self, sequence):
+        return self._ended or sequence.request.tenant == self._tenant
+
+    def release(self, sequence):
+        ended = sequence.state is SequenceState.FINISHED
+        self._ended |= ended and sequence.request.tenant == self._tenant
+
+
+def test_the_one_that_may_run_is_found_behind_more_flows_than_are_passed_over_beside_work():
+    strands = (OneFirst("last"),)
+    world = World(make_scheduler((None, 100), max_num_seqs=8, max_num_queued=1000, strands=strands))
+    tenants = [f"t{i}" for i in range(MAX_PASSED_OVER + 5)] + ["last"]
+    for tenant in tenants:
+        world.add([1], tenant=tenant, max_tokens=1, **ENDLESS)
+    world.drain()
+    assert {s.finish_reason for s in world.ended.values()} == {FinishReason.LENGTH}
 
 
 def test_who_comes_back_gains_nothing_from_its_absence():

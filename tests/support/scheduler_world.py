@@ -108,7 +108,7 @@ class World:
             if sequence.failure[0] == "deadline_exceeded":
                 assert sequence.request.deadline_s <= self.now_s
             else:
-                assert sequence.failure[0] in self.refusals
+                assert sequence.failure[0] in self.refusals, sequence.failure
         self._end(plan.finished)
         self._check_plan(plan)
         return plan
