@@ -9,6 +9,7 @@ import torch
 from plait.adapters.registry import Wish
 from plait.adapters.sites import SiteKind
 from plait.platform.offline.adapters import LocalAdapters
+from plait.platform.offline.running import Running
 
 if TYPE_CHECKING:
     from plait.adapters.info import AdapterInfo
@@ -21,11 +22,7 @@ def load_random_adapters(started: Started, *, count: int, rank: int) -> list[Ada
 
     Raises `PlaitError` where they do not fit `--adapter-memory`.
     """
-
-    def step() -> None:
-        started.engine.step()
-
-    adapters = LocalAdapters(started.engine, started.tokenizer, step)
+    adapters = LocalAdapters(started.engine, started.tokenizer, Running(started.engine))
     try:
         named = [
             adapters.load(

@@ -102,7 +102,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "top_p": (0, 1),  # 0 itself is refused below
     "min_p": (0, 1),
     "top_k": (0, math.inf),
-    "repetition_penalty": (0, 100),  # 0 itself is refused below
+    # It divides logits, and by less a float32 comes near its end: a logit must stay finite.
+    "repetition_penalty": (0.01, 100),
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
 }
@@ -114,8 +115,7 @@ def _check_sampling(p: SamplingParams) -> None:
         if value is not None and not low <= value <= high:
             bounds = f"at least {low}" if high == math.inf else f"in [{low}, {high}]"
             raise InvalidParameter(name, f"{name} must be {bounds}, got {value!r}")
-    for name in ("top_p", "repetition_penalty"):
-        if getattr(p, name) == 0:
-            raise InvalidParameter(name, f"{name} must be greater than 0")
+    if p.top_p == 0:
+        raise InvalidParameter("top_p", "top_p must be greater than 0")
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         raise InvalidParameter("min_tokens", f"min_tokens {p.min_tokens} > max_tokens")

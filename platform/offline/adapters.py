@@ -7,7 +7,7 @@ import tempfile
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from plait.platform.messages import AdapterLoaded, LoadAdapter
 if TYPE_CHECKING:
     from plait.adapters.bundle import Bundle
     from plait.platform.engine import Engine
+    from plait.platform.offline.running import Running
     from plait.platform.text.tokenizer import Tokenizer
     from plait.structured.spec import GrammarSpec
 
@@ -44,14 +45,14 @@ MAX_NAMES = 1 << 16
 
 
 class LocalAdapters:
-    """What `LLM` knows of its adapters. `step` runs one engine step for all that is under way."""
+    """What `LLM` knows of its adapters. `running` steps for all that is under way."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, step: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, running: Running) -> None:
         served = engine.config.model.name
         self._registry = AdapterRegistry(is_served=lambda name: name == served, max_names=MAX_NAMES)
         self._engine = engine
         self._tokenizer = tokenizer
-        self._step = step
+        self._running = running
         self._tokenizers: dict[str, Tokenizer] = {}
         self._num_stored: Counter[str] = Counter()
         self._root: Path | None = None
@@ -126,7 +127,7 @@ class LocalAdapters:
             for result in self._engine.take_adapter_results():
                 if result.generation == stored.generation:
                     return result
-            self._step()
+            self._running.step()
 
     def unload(self, name: str, expected_generation: str | None) -> None:
         """See `LLM.unload_adapter`."""
@@ -158,8 +159,9 @@ class LocalAdapters:
 
     def release(self, lease: Lease) -> None:
         """A prompt's answers have ended."""
-        lease.release()
-        self._sweep()
+        with self._running.turns:
+            lease.release()
+            self._sweep()
 
     def bundle(self, adapter: Adapter) -> Bundle | None:
         """The bundle that counts: of one adapter, as several could contradict each other."""
@@ -200,8 +202,10 @@ class LocalAdapters:
         for generation in self._registry.take_unreferenced():
             self._tokenizers.pop(generation, None)
             self._engine.drop_adapter(generation)
-            for _ in range(self._num_stored.pop(generation, 0)):
-                self._store.remove(generation)
+            num_stored = self._num_stored.pop(generation, 0)
+            if self._opened is not None:  # else all copies are gone
+                for _ in range(num_stored):
+                    self._opened.remove(generation)
 
 
 def _error_of(loaded: AdapterLoaded) -> PlaitError:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """A model loaded into this process. Not thread-safe.
+    """A model loaded into this process. Threads that call it take turns; their answers share steps.
 
     `model` is a directory, a GGUF file or a hub id; None is the embedded SmolLM2 with its vision
     tower, adapters and draft head. Further options are those of `plait serve`
@@ -81,8 +81,9 @@ class LLM:
         self._sight = LocalSight(self.config, self.tokenizer)
         self._grammars = LocalGrammars(self.tokenizer, self.config.model)
         self._ids = itertools.count()
+        self._is_closed = False
         self._running = Running(self._engine)
-        self._adapters = LocalAdapters(self._engine, self.tokenizer, self._running.step)
+        self._adapters = LocalAdapters(self._engine, self.tokenizer, self._running)
         for name, source in (adapters or {}).items():
             self.load_adapter(name, source)
 
@@ -115,11 +116,13 @@ class LLM:
             allow_zero_delta=allow_zero_delta,
         )
         place = None if source is None else os.fspath(source)
-        return self._adapters.load(wish, source=place, tensors=tensors, config=config).info
+        with self._turn():
+            return self._adapters.load(wish, source=place, tensors=tensors, config=config).info
 
     def unload_adapter(self, name: str, *, expected_generation: str | None = None) -> None:
         """Forget a name; answers under way go on. Raises `AdapterNotFound`."""
-        self._adapters.unload(name, expected_generation)
+        with self._turn():
+            self._adapters.unload(name, expected_generation)
 
     def list_adapters(self) -> dict[str, AdapterInfo]:
         """What is loaded, by name."""
@@ -187,16 +190,17 @@ class LLM:
             many = [many]
         adapters = per_prompt(adapter, len(many))
         constraints = each_constraint(structured_outputs, len(many))
-        chats = [
-            self._chat_prompt(conversation, one, template, constraint)
-            for conversation, one, constraint in zip(many, adapters, constraints, strict=True)
-        ]
-        asked = [
-            self._asked(chat, one, given, speculation)
-            for chat, one, given in zip(
-                chats, adapters, params_per_prompt(params, len(many)), strict=True
-            )
-        ]
+        with self._turn():
+            chats = [
+                self._chat_prompt(conversation, one, template, constraint)
+                for conversation, one, constraint in zip(many, adapters, constraints, strict=True)
+            ]
+            asked = [
+                self._asked(chat, one, given, speculation)
+                for chat, one, given in zip(
+                    chats, adapters, params_per_prompt(params, len(many)), strict=True
+                )
+            ]
         outputs = self._answer(asked, progress=progress)
         for chat, output in zip(chats, outputs, strict=True):
             for answer in output.outputs:
@@ -238,17 +242,20 @@ class LLM:
         """`stream` for one conversation; calls come as text, in the model's own markup."""
         (one,) = per_prompt(adapter, 1)
         (constraint,) = each_constraint(structured_outputs, 1)
-        chat = self._chat_prompt(messages, one, template, constraint)
-        yield from self._deltas(self._asked(chat, one, params, speculation))
+        with self._turn():
+            chat = self._chat_prompt(messages, one, template, constraint)
+            asked = self._asked(chat, one, params, speculation)
+        yield from self._deltas(asked)
 
     def encode_chat(
         self, messages: Messages, *, adapter: Adapter = None, **template: Any
     ) -> list[int]:
         """Token ids of a conversation, as `chat` would have it answered."""
-        tokenizer = self._adapters.tokenizer(adapter)
-        seen = self._sight.see(messages)
-        chat = chat_prompt(tokenizer, self._sight.shown(tokenizer, seen), template, None)
-        return self._sight.encode(tokenizer, chat.text, seen)[0]
+        with self._turn():
+            tokenizer = self._adapters.tokenizer(adapter)
+            seen = self._sight.see(messages)
+            chat = chat_prompt(tokenizer, self._sight.shown(tokenizer, seen), template, None)
+            return self._sight.encode(tokenizer, chat.text, seen)[0]
 
     @property
     def stats(self) -> Stats:
@@ -256,11 +263,16 @@ class LLM:
         return self._engine.stats
 
     def close(self) -> None:
-        """Abort what runs, remove copies of adapters; memory goes with the object."""
-        self._running.abort_all()
-        self._adapters.close()
-        self._grammars.close()
-        self._sight.close()
+        """Abort what runs, remove copies of adapters; memory goes with the object.
+
+        Nothing can be asked any more: that is a `BadRequest`.
+        """
+        with self._running.turns:
+            self._is_closed = True
+            self._running.abort_all()
+            self._adapters.close()
+            self._grammars.close()
+            self._sight.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -274,6 +286,14 @@ class LLM:
         self.close()
 
     # --- requests ---
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """This thread's turn at what the requests share. Raises `BadRequest` once it is closed."""
+        with self._running.turns:
+            if self._is_closed:
+                raise BadRequest("this LLM is closed: make a new one")
+            yield
 
     def _chat_prompt(
         self,
@@ -311,13 +331,15 @@ class LLM:
 
     def _answer(self, asked: list[_Asked], *, progress: bool | None) -> list[RequestOutput]:
         with ExitStack() as held:
-            jobs = [self._job(each, held, at=i)[:2] for i, each in enumerate(asked)]
+            with self._turn():
+                jobs = [self._job(each, held, at=i)[:2] for i, each in enumerate(asked)]
             show = self.config.options.progress if progress is None else progress
             return self._running.run_all(jobs, show=show)
 
     def _deltas(self, asked: _Asked) -> Iterator[CompletionDelta]:
         with ExitStack() as held:
-            request, output, spec = self._job(asked, held, at=0)
+            with self._turn():
+                request, output, spec = self._job(asked, held, at=0)
             param = None if spec is None else spec.param
             yield from self._running.stream(request, output, constraint_param=param)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from plait.platform.core import Request
+from plait.platform.core import Event, FinishReason, Request
 from plait.platform.errors import GrammarTooComplex, InternalError, PlaitError, by_code
 from plait.platform.offline.outputs import CompletionDelta, RequestOutput
 
@@ -27,10 +28,42 @@ class Job:
     error: PlaitError | None = None
 
 
+class Turns:
+    """A lock for threads that take turns; the same thread may enter again.
+
+    A thread that leaves and comes back at once mostly finds the lock free before those that wait
+    have woken, so whoever holds it again and again lets others in with `yield_turn`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._waiting: deque[None] = deque()  # its ends are atomic, a number's += is not
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._waiting.append(None)
+            try:
+                self._lock.acquire()
+            finally:
+                self._waiting.pop()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def yield_turn(self) -> None:
+        """Outside of the lock: let a thread that waits have it first."""
+        if self._waiting:
+            time.sleep(0.001)
+
+
 class Running:
-    """What an engine computes for one process."""
+    """What an engine computes for one process.
+
+    Threads take `turns` at it. Whose turn it is steps for all; events go to whoever listens.
+    """
 
     def __init__(self, engine: Engine) -> None:
+        self.turns = Turns()
         self._engine = engine
         self._jobs: dict[str, Job] = {}
 
@@ -42,9 +75,12 @@ class Running:
             with _Bar(sum(r.params.n for r, _ in jobs), show) as bar:
                 waiting = deque(Job(request=r, output=o, listen=bar.event) for r, o in jobs)
                 while waiting or any(not output.finished for _, output in jobs):
-                    while waiting and self._engine.has_room:
-                        self._add(waiting.popleft())
-                    self.step()
+                    with self.turns:
+                        while waiting and self._engine.has_room:
+                            self._add(waiting.popleft())
+                        if any(not output.finished for _, output in jobs):
+                            self.step()
+                    self.turns.yield_turn()
         finally:
             self._abort([request.request_id for request, _ in jobs])
         return [output for _, output in jobs]
@@ -58,13 +94,17 @@ class Running:
         """
         deltas: deque[CompletionDelta] = deque()
         job = Job(request=request, output=output, listen=deltas.append)
-        while not self._engine.has_room:
-            self.step()
-        self._add(job)
+        with self.turns:
+            while not self._engine.has_room:
+                self.step()
+            self._add(job)
         try:
             while deltas or not output.finished:
                 if not deltas:
-                    self.step()
+                    with self.turns:
+                        if not deltas and not output.finished:  # others step, too
+                            self.step()
+                    self.turns.yield_turn()
                     continue
                 delta = deltas.popleft()
                 if delta.error is not None:
@@ -82,26 +122,45 @@ class Running:
 
     def step(self) -> None:
         """One step for everything that runs, whoever waits for it."""
-        for event in self._engine.step():
-            job = self._jobs.get(event.request_id)
-            if job is None:
-                continue
-            if event.error is not None:
-                job.error = by_code(event.error[0])(event.error[1])
-            job.listen(job.output.apply(event))
-            if job.output.finished:
-                del self._jobs[event.request_id]
+        with self.turns:
+            for event in self._engine.step():
+                self._hand_out(event)
+
+    def _hand_out(self, event: Event) -> None:
+        job = self._jobs.get(event.request_id)
+        if job is None:
+            return
+        if event.error is not None:
+            job.error = by_code(event.error[0])(event.error[1])
+        job.listen(job.output.apply(event))
+        if job.output.finished:
+            del self._jobs[event.request_id]
 
     def abort_all(self) -> None:
-        """End all that runs."""
-        self._abort(list(self._jobs))
+        """End all that runs: what has not finished ends as aborted, for whoever waits for it."""
+        with self.turns:
+            for job in list(self._jobs.values()):
+                self._engine.abort(job.request.request_id)
+                for answer in job.output.outputs:
+                    if answer.finish_reason is None:
+                        self._hand_out(_aborted(job, answer.index))
 
     def _abort(self, request_ids: Sequence[str]) -> None:
         """End those of `request_ids` that still run, and give back what they held."""
-        left = [request_id for request_id in request_ids if request_id in self._jobs]
-        for request_id in left:
-            self._engine.abort(request_id)
-            del self._jobs[request_id]
+        with self.turns:
+            left = [request_id for request_id in request_ids if request_id in self._jobs]
+            for request_id in left:
+                self._engine.abort(request_id)
+                del self._jobs[request_id]
+
+
+def _aborted(job: Job, index: int) -> Event:
+    return Event(
+        request_id=job.request.request_id,
+        index=index,
+        finish_reason=FinishReason.ABORT,
+        num_cached_tokens=job.output.num_cached_tokens,
+    )
 
 
 class _Bar:

@@ -149,7 +149,7 @@ def test_copies_are_deleted_with_their_owner_when_nobody_closes_it(
     llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    adapters = LocalAdapters(llm._engine, llm.tokenizer, lambda: None)
+    adapters = LocalAdapters(llm._engine, llm.tokenizer, llm._running)
     adapters._stored(None, make_tensors(1), CONFIG)
     (root,) = tmp_path.glob("plait-adapters-*")
     assert list(root.iterdir())
