@@ -10,6 +10,7 @@ from typing import TextIO
 
 from plait.platform.cli.answering import Answerer, Message, Pace
 from plait.platform.cli.sources import Resolved
+from plait.platform.cli.values import piped
 from plait.platform.core import SamplingParams
 from plait.platform.errors import PlaitError
 
@@ -41,7 +42,7 @@ def _terminal_line() -> str:
 
 
 def _piped_line() -> str:
-    line = sys.stdin.readline()
+    line = piped(sys.stdin.readline)
     if not line:
         raise EOFError
     return line

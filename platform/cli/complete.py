@@ -10,6 +10,7 @@ import typer
 
 from plait.platform.cli.answering import Pace
 from plait.platform.cli.sources import Resolved
+from plait.platform.cli.values import piped, unicode_text
 from plait.platform.errors import ConfigError
 
 
@@ -38,7 +39,7 @@ def complete(
 
     params = sampling_params(flags)
     # The line break that ends piped text is the shell's, not the prompt's.
-    text = prompt if prompt is not None else sys.stdin.read().removesuffix("\n")
+    text = unicode_text(prompt) if prompt is not None else piped(sys.stdin.read).removesuffix("\n")
     if not text:
         raise ConfigError("the prompt is empty: give it as PROMPT or on standard input")
     pace, parts = Pace.begin(), []

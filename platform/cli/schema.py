@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plait.platform.cli.command import FAILED, reporting
+from plait.platform.cli.values import piped
 from plait.platform.errors import BadRequest, ConfigError
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def check(  # noqa: PLR0913 (its options)
 
 def _read(file: str) -> Any:
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
+        text = piped(sys.stdin.read) if file == "-" else Path(file).read_text("utf-8")
         return json.loads(text, object_pairs_hook=_without_duplicates)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: {error}") from None

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from plait.platform.errors import ConfigError
 from plait.platform.server.settings import NamedSource
 
+_NO_UNICODE = "the text is no UTF-8: convert it, such as by `iconv -f latin1 -t utf-8`"
 _UNITS = {"": 1, "b": 1} | {
     prefix + suffix: base**power
     for power, prefix in enumerate("kmgt", start=1)
@@ -19,6 +21,26 @@ _UNITS = {"": 1, "b": 1} | {
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
+
+
+def unicode_text(text: str) -> str:
+    """`text`, unless bytes that are no UTF-8 hide in it. Raises `ConfigError`."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(_NO_UNICODE) from None
+    return text
+
+
+def piped(read: Callable[[], str]) -> str:
+    """What `read` gives of standard input. Raises `ConfigError` where that is no UTF-8.
+
+    Python refuses such bytes or smuggles them through, by the locale.
+    """
+    try:
+        return unicode_text(read())
+    except UnicodeDecodeError:
+        raise ConfigError(_NO_UNICODE) from None
 
 
 def parse_size(text: str) -> int:

@@ -76,9 +76,13 @@ class BodyLimits:
 
 def _check_type(scope: Scope, *, takes_tensors: bool) -> None:
     wanted = "application/octet-stream" if takes_tensors else "application/json"
-    kind = Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
+    headers = Headers(scope=scope)
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != wanted:
         raise WrongContentType(f"send the body as Content-Type: {wanted}")
+    encoding = headers.get("content-encoding", "identity")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise WrongContentType(f"send the body as it is, without Content-Encoding: {encoding[:32]}")
 
 
 def _too_large(bound: int) -> BodyTooLarge:

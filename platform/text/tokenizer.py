@@ -25,6 +25,20 @@ if TYPE_CHECKING:
     from plait.platform.text.tokenizer_files import TokenizerFiles
 
 
+def _not_text(text: object, error: TypeError) -> Exception:
+    """`error`, or what says which half of a surrogate pair is no text."""
+    if isinstance(text, str):
+        try:
+            text.encode()
+        except UnicodeEncodeError as broken:
+            half = text[broken.start].encode("ascii", "backslashreplace").decode()
+            return BadRequest(
+                f"the text holds {half}, half of a surrogate pair, at character {broken.start}: "
+                "bytes that are no UTF-8 were decoded into it"
+            )
+    return error
+
+
 class Tokenizer:
     """A fast tokenizer with its special tokens and chat template; immutable once loaded."""
 
@@ -68,9 +82,15 @@ class Tokenizer:
         return self._bytes.vocab_size
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; names of special tokens in it become these tokens."""
+        """Token ids of `text`; names of special tokens in it become these tokens.
+
+        Raises `BadRequest` for text that is no Unicode.
+        """
         # A batch of one: `encode` itself holds the interpreter lock, seconds for a long text.
-        batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:
+            batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            raise _not_text(text, error) from None
         ids: list[int] = batch[0].ids
         return ids
 
@@ -208,7 +228,12 @@ class Tokenizer:
         for word in words:
             bare = word.lstrip(" ")
             variants = {self._inside(bare), self._plain(bare), self._plain(" " + bare)} - {()}
-            if not bare or not variants:
+            if not bare:
+                raise BadRequest(
+                    f"bad_words: {word!r} is no word: ban its token by logit_bias",
+                    param="bad_words",
+                )
+            if not variants:
                 raise BadRequest(f"bad_words: {word!r} has no tokens", param="bad_words")
             found.update(dict.fromkeys(sorted(variants)))
         return tuple(found)

@@ -1,5 +1,6 @@
 """The command line as a user meets it: help, exit codes, last lines."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -349,3 +350,24 @@ def test_combinations_without_sense_are_refused(arguments, message):
     result = runner.invoke(app, arguments)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # of standard input, by locale
+@pytest.mark.parametrize("command", [["complete"], ["schema", "check", "-"]])
+def test_piped_text_that_is_no_utf_8_says_how_to_convert_it(command, errors):
+    class Other(CliRunner):
+        @contextlib.contextmanager
+        def isolation(self, *args, **options):
+            with super().isolation(*args, **options) as streams:
+                sys.stdin.reconfigure(errors=errors)
+                yield streams
+
+    result = Other().invoke(app, command, input=b'"caf\xe9"')
+    assert result.exit_code == 2
+    assert "the text is no UTF-8: convert it" in result.stderr
+
+
+def test_an_argument_that_is_no_utf_8_says_how_to_convert_it():
+    result = runner.invoke(app, ["complete", "caf\udce9"])
+    assert result.exit_code == 2
+    assert "the text is no UTF-8: convert it" in result.stderr

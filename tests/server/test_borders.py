@@ -1,6 +1,7 @@
 """Keys, bounds on the HTTP message, admission, health, metrics: what stands around a request."""
 
 import asyncio
+import gzip
 import logging
 from collections.abc import AsyncIterator
 
@@ -120,6 +121,16 @@ async def test_body_of_another_type_is_415(http, kind):
     response = await http.post(TEXT, content=b'{"prompt": "a"}', headers={"content-type": kind})
     assert response.status_code == 415
     assert response.json()["error"]["code"] == "unsupported_media_type"
+
+
+async def test_a_packed_body_is_415_rather_than_bad_json(http):
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    response = await http.post(TEXT, content=gzip.compress(b'{"prompt": "a"}'), headers=headers)
+    assert response.status_code == 415
+    assert "Content-Encoding: gzip" in response.json()["error"]["message"]
+    headers["content-encoding"] = "identity"
+    response = await http.post(TEXT, content=b'{"prompt": "a"}', headers=headers)
+    assert response.status_code == 200
 
 
 async def test_json_with_a_charset_is_taken(http):

@@ -50,6 +50,7 @@ async def refusal(http, path, body, status=400):
         ("presence_penalty", 3),
         ("frequency_penalty", -3),
         ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-300),  # a logit over it is no number any more
         ("seed", 1.5),
         ("seed", 2**63),
         ("stop", 5),
@@ -61,6 +62,7 @@ async def refusal(http, path, body, status=400):
         ("stop_token_ids", [1] * 129),
         ("bad_words", ["a"] * 129),
         ("logit_bias", {"a": 1}),
+        ("logit_bias", {"1": 1, "01": 2}),  # one of two would be dropped
         ("logit_bias", {"1": 101}),
         ("logit_bias", {"260": 1}),
         ("logit_bias", [1]),
