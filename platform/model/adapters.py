@@ -149,8 +149,9 @@ class ModelAdapters:
         return segment.start, segment.end, placed, segment.scale
 
     def _set_segments(self, segments: tuple[_Segment, ...]) -> None:
-        self._segments = segments
-        self._layers.segments = _low_rank(segments)
+        if segments != self._segments:  # steps of single tokens often have those of the last one
+            self._segments = segments
+            self._layers.segments = _low_rank(segments)
         self._embedding.segments = self._layers.segments
         self._embedding.replaced = [(a, b, p.embedding) for a, b, p, _ in segments if p.embedding]
         self._head.segments, self._head.replaced = None, ()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import struct
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ LEAF_FIELDS = 5  # of a leaf in a table: offset of a, inputs, sum of ranks, firs
 PART_FIELDS = 8  # of a part: offset of b, start, outputs, rank, b_bias, g, bias, scale
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _MOST_CODE = 127
+# By their bytes: adapters of one shape share a table. A step that reads 32 at every leaf then finds
+# it in cache.
+_TABLES: weakref.WeakValueDictionary[bytes, Tensor] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,7 +63,7 @@ class PlacedLora:
     """An adapter's weights as the kernels read them. Made by `pack_lora`."""
 
     buffer: Tensor  # uint8
-    table: Tensor  # int64, leaves and then parts; offsets are bytes in the buffer
+    table: Tensor  # int64, leaves and then parts; offsets are bytes in the buffer. Shared
     num_leaves: int
     dtype: torch.dtype
     changed: int  # bit i: leaf i is changed
@@ -169,7 +173,7 @@ def pack_lora(
                 part_table.extend(placed.fields())
     return PlacedLora(
         buffer=buffer,
-        table=torch.tensor(table + part_table, dtype=torch.int64),
+        table=_shared_table(table + part_table),
         num_leaves=num_leaves,
         dtype=dtype,
         changed=changed,
@@ -253,6 +257,11 @@ class _Layout:
         at = self._take(part.out_features * columns * dtype.itemsize)
         vectors = [-1 if v is None else self._take(v.numel() * 4) for v in part.vectors()]
         return _PlacedPart(part=part, at=at, vectors_at=tuple(vectors))
+
+
+def _shared_table(values: list[int]) -> Tensor:
+    made = np.array(values, np.int64)
+    return _TABLES.setdefault(made.tobytes(), torch.from_numpy(made))
 
 
 def _check_leaf(leaf: int, parts: Sequence[LoraPart]) -> None:

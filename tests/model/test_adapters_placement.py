@@ -194,3 +194,17 @@ def test_a_layer_that_takes_other_rows_than_the_steps_is_an_error(world):
     leaf = world.executor.leaves.sites["model.layers.0.mlp.down_proj"].leaf
     with pytest.raises(InternalError, match="8 of 9 rows"):
         leaf(torch.ones(8, leaf.in_features))
+
+
+def test_steps_of_the_same_rows_share_their_table_of_segments(world):
+    case = world.case("linear")
+    driver = AdapterDriver(world.executor)
+    step = world.executor.leaves.sites["model.layers.0.mlp.down_proj"].leaf.adapters
+    tables = []
+    for num_rows in (9, 9, 8):
+        world.executor.forward(driver._batch([case.track()], [num_rows]))
+        assert step.segments.num_rows == num_rows
+        tables.append(step.segments)
+    assert tables[0] is tables[1]
+    world.executor.forward(driver._batch([AdapterTrack([5, 6], 1)], [2]))
+    assert step.segments is None

@@ -304,6 +304,20 @@ def test_ranks_are_packed_without_padding(generator, dtype, rank):
                 assert now is None or torch.equal(now, before)
 
 
+def test_adapters_of_one_shape_share_their_table(generator):
+    def packed(rank: int) -> PlacedLora:
+        part = LoraPart(
+            a=rows(generator, rank, 35, torch.float32), b=torch.ones(41, rank), scale=2.0
+        )
+        return ops.pack_lora({3: [part]}, 5, torch.bfloat16)
+
+    first, second, other = packed(4), packed(4), packed(5)
+    assert first.table is second.table
+    assert first.buffer.data_ptr() != second.buffer.data_ptr()
+    assert other.table is not first.table
+    assert other.unpack(3)[0].rank == 5
+
+
 def test_refusals_name_what_does_not_fit(generator):
     placed = ops.example_lora({0: MERGED}, 20, torch.float32, generator)
     x, out = torch.zeros(4, 20), torch.zeros(4, OUTPUTS)
