@@ -166,12 +166,11 @@ PLAIT_INLINE void fold(const typename Codes::I (&whole)[kRows][kVecs], const flo
 // --- shrink --------------------------------------------------------------------------------------
 
 // Ranks of one tile, over the encoded inputs. Goes on from the sums in t, or from zero.
-template <class Codes, int kRows>
+template <class Codes, int kRows, int kVecs>
 PLAIT_INLINE void shrink_codes_tile(const EncodedRows<kRows>& rows, size_t count,
                                     const int8_t* codes, size_t width, bool resume, float* t,
                                     size_t t_stride) {
   using V = typename Codes::V;
-  constexpr int kVecs = kTileVecs<V>;
   constexpr size_t kPairs = 4;  // of inputs, in a turn of the loop
   typename V::F sums[kRows][kVecs];
   PLAIT_UNROLL
@@ -189,7 +188,7 @@ PLAIT_INLINE void shrink_codes_tile(const EncodedRows<kRows>& rows, size_t count
     size_t k = first;
     for (; k + 2 * kPairs <= end; k += 2 * kPairs) {
       if constexpr (kRows == 1) {
-        fetch<2 * kPairs * kTileOutputs>(reinterpret_cast<const char*>(codes) + kFetchAhead);
+        fetch<2 * kPairs * kVecs * V::kLanes>(reinterpret_cast<const char*>(codes) + kFetchAhead);
       }
       PLAIT_UNROLL
       for (size_t i = 0; i < kPairs; ++i, codes += 2 * width) {
@@ -224,6 +223,7 @@ struct ShrinkCodesPanel {
 
   template <int kRows>
   void run() const {
+    using V = typename Codes::V;
     EncodedRows<kRows> rows;
     for (size_t first = 0; first < inputs; first += kEncodedInputs) {
       const size_t count = smaller(kEncodedInputs, inputs - first);
@@ -231,7 +231,13 @@ struct ShrinkCodesPanel {
       for (size_t rank = 0; rank < ranks; rank += kTileOutputs) {
         const size_t width = smaller(kTileOutputs, ranks - rank);
         const int8_t* tile = codes + rank * lora_even(inputs) + first * width;
-        shrink_codes_tile<Codes>(rows, count, tile, width, first > 0, t + rank, t_stride);
+        if (width <= V::kLanes) {  // as of rank 8
+          shrink_codes_tile<Codes, kRows, 1>(rows, count, tile, width, first > 0, t + rank,
+                                             t_stride);
+        } else {
+          shrink_codes_tile<Codes, kRows, kTileVecs<V>>(rows, count, tile, width, first > 0,
+                                                        t + rank, t_stride);
+        }
       }
     }
   }

@@ -113,8 +113,8 @@ PLAIT_INLINE void run_chains(typename V::F (&sums)[kLoraChains][kRows][kVecs],
   size_t left = tile.inputs;
   for (; left >= kLoraChains; left -= kLoraChains) {
     if constexpr (kRows == 1) {
-      fetch<kLoraChains * kTileOutputs * sizeof(*w)>(reinterpret_cast<const char*>(w) +
-                                                     kFetchAhead);
+      fetch<kLoraChains * kVecs * V::kLanes * sizeof(*w)>(reinterpret_cast<const char*>(w) +
+                                                          kFetchAhead);
     }
     add_to_chains<V, Weights, kFirst, kAtOnce>(sums, tile, x, w);
     x += kLoraChains;
@@ -126,9 +126,8 @@ PLAIT_INLINE void run_chains(typename V::F (&sums)[kLoraChains][kRows][kVecs],
   }
 }
 
-template <class V, class Weights, int kRows>
+template <class V, class Weights, int kRows, int kVecs>
 void shrink_tile(const ShrinkTile& tile) {
-  constexpr int kVecs = kTileVecs<V>;
   typename V::F sums[kLoraChains][kRows][kVecs];
   run_chains<V, Weights, 0>(sums, tile);
   PLAIT_UNROLL
@@ -182,7 +181,11 @@ struct ShrinkPanel {
       tile.weight = static_cast<const typename Weights::W*>(first.weight) + rank * first.inputs;
       tile.width = smaller(kTileOutputs, ranks - rank);
       tile.t = first.t + rank;
-      shrink_tile<V, Weights, kRows>(tile);
+      if (tile.width <= V::kLanes) {  // as of rank 8
+        shrink_tile<V, Weights, kRows, 1>(tile);
+      } else {
+        shrink_tile<V, Weights, kRows, kTileVecs<V>>(tile);
+      }
     }
   }
 };
