@@ -29,6 +29,7 @@ from plait.platform.errors import ConfigError, PlaitError
 
 FAILED = 1
 WRONG_USAGE = 2
+TERMINATED = 143
 INTERRUPTED = 130
 
 EPILOG = (

@@ -13,6 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
+from plait.platform.cli.command import TERMINATED
 from plait.platform.cli.settings import engine_options, server_settings
 from plait.platform.cli.sources import Resolved
 from plait.platform.errors import ConfigError, PlaitError
@@ -48,6 +51,8 @@ def serve(*, flags: Resolved) -> None:
             options, settings = _with_default(options, settings, flags)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(options, settings, listener, console, is_default=is_default))
+    except asyncio.CancelledError:
+        raise typer.Exit(TERMINATED) from None  # told to end before it was ready
     finally:
         if listener is not None:
             listener.close()

@@ -23,7 +23,14 @@ from plait.platform.intake import Intake
 from plait.platform.offline.adapters import Adapter, LocalAdapters, per_prompt
 from plait.platform.offline.options import options_of
 from plait.platform.offline.outputs import CompletionDelta, CompletionOutput, RequestOutput
-from plait.platform.offline.prompts import Prompt, listed, params_per_prompt, several_of, tokenize
+from plait.platform.offline.prompts import (
+    Prompt,
+    check_messages,
+    listed,
+    params_per_prompt,
+    several_of,
+    tokenize,
+)
 from plait.platform.offline.running import Running
 from plait.platform.offline.sight import LocalSight
 from plait.platform.offline.structured import (
@@ -253,6 +260,7 @@ class LLM:
         """Token ids of a conversation, as `chat` would have it answered."""
         with self._turn():
             tokenizer = self._adapters.tokenizer(adapter)
+            check_messages(messages)
             seen = self._sight.see(messages)
             chat = chat_prompt(tokenizer, self._sight.shown(tokenizer, seen), template, None)
             return self._sight.encode(tokenizer, chat.text, seen)[0]
@@ -306,6 +314,7 @@ class LLM:
         spec = None if constraint is None else constraint.spec()
         if spec is None and not template.get("tools"):
             spec = self._adapters.constraint(adapter)
+        check_messages(messages)
         seen = self._sight.see(messages)
         chat = chat_prompt(tokenizer, self._sight.shown(tokenizer, seen), template, spec)
         return dataclasses.replace(chat, seen=seen)

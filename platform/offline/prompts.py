@@ -94,3 +94,13 @@ def params_per_prompt(
             param="params",
         )
     return params
+
+
+def check_messages(messages: Any) -> None:
+    """Raise `BadRequest` for what is no conversation: templates take a gap for an empty text."""
+    for number, message in enumerate(listed(messages, "messages")):
+        at = f"messages[{number}]"
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise BadRequest(f"{at} has to be a mapping with a role and content", param=at)
+        if message.get("content") is None and message["role"] != "assistant":
+            raise BadRequest(f"{at}.content is required", param=f"{at}.content")

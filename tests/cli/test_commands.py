@@ -1,10 +1,12 @@
 """The command line as a user meets it: help, exit codes, last lines."""
 
+import asyncio
 import contextlib
 import importlib.metadata
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -371,3 +373,14 @@ def test_an_argument_that_is_no_utf_8_says_how_to_convert_it():
     result = runner.invoke(app, ["complete", "caf\udce9"])
     assert result.exit_code == 2
     assert "the text is no UTF-8: convert it" in result.stderr
+
+
+def test_a_server_told_to_end_while_it_starts_ends_without_a_trace(monkeypatch):
+    async def told(*_: object) -> None:
+        with serve_module._cancelled_by(signal.SIGTERM):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(60)
+
+    monkeypatch.setattr(serve_module, "_start", told)
+    result = runner.invoke(app, ["serve", "owner/name", "--port", "0"])
+    assert (result.exit_code, result.output) == (143, "")

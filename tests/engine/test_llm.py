@@ -172,7 +172,12 @@ def test_what_is_no_speculation_is_refused_by_name(llm: LLM, speculation: Any) -
     assert llm._engine.stats.num_steps == steps
 
 
-@pytest.mark.parametrize("messages", [None, "hi", {"role": "user", "content": "x"}], ids=str)
+@pytest.mark.parametrize(
+    "messages",
+    [None, "hi", {"role": "user", "content": "x"}, [[5]], [["hi"]], [{"content": "x"}],
+     [{"role": 5, "content": "x"}], [{"role": "user"}], [{"role": "user", "content": None}]],
+    ids=str,
+)  # fmt: skip
 def test_what_is_no_conversation_is_refused_by_name(llm: LLM, messages: Any) -> None:
     with pytest.raises(BadRequest, match="messages"):
         llm.chat(messages, GREEDY)
