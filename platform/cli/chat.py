@@ -30,9 +30,13 @@ def chat(*, flags: Resolved) -> None:
     params = sampling_params(flags)
     with closing(open_answerer(flags)) as answerer:
         repl = Repl(answerer, params, system=flags["system"], out=sys.stdout, notes=sys.stderr)
-        if sys.stdin.isatty():
+        if _is_terminal():
             repl.note(f"{answerer.name} · /help for commands, Ctrl-D to leave")
-        repl.run(_terminal_line if sys.stdin.isatty() else _piped_line)
+        repl.run(_terminal_line if _is_terminal() else _piped_line)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def _terminal_line() -> str:
@@ -42,7 +46,7 @@ def _terminal_line() -> str:
 
 
 def _piped_line() -> str:
-    line = piped(sys.stdin.readline)
+    line = piped(lambda stdin: stdin.readline())
     if not line:
         raise EOFError
     return line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import closing
 from typing import Annotated
 
@@ -39,7 +38,11 @@ def complete(
 
     params = sampling_params(flags)
     # The line break that ends piped text is the shell's, not the prompt's.
-    text = unicode_text(prompt) if prompt is not None else piped(sys.stdin.read).removesuffix("\n")
+    text = (
+        unicode_text(prompt)
+        if prompt is not None
+        else piped(lambda stdin: stdin.read()).removesuffix("\n")
+    )
     if not text:
         raise ConfigError("the prompt is empty: give it as PROMPT or on standard input")
     pace, parts = Pace.begin(), []

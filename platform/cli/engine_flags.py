@@ -66,7 +66,13 @@ MODEL = (
     ),
     _model("executor", "What computes the steps.", choices=("auto", "native", "torch")),
     _model("device", "Where it computes.", choices=("auto", "cpu")),
-    _model("num_threads", "Threads to compute with. Default: one per core.", name="threads", low=1),
+    _model(
+        "num_threads",
+        "Threads to compute with. Default: one per core.",
+        name="threads",
+        low=1,
+        high=1024,  # of the kernels' pool
+    ),
     _model("pin_threads", "Each thread stays on a core of its own."),
     _model("progress", "No progress bars."),
     flag(Launch, "Model", "offline", "Download nothing: use what lies on this machine."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -110,7 +109,7 @@ def check(  # noqa: PLR0913 (its options)
 
 def _read(file: str) -> Any:
     try:
-        text = piped(sys.stdin.read) if file == "-" else Path(file).read_text("utf-8")
+        text = piped(lambda stdin: stdin.read()) if file == "-" else Path(file).read_text("utf-8")
         return json.loads(text, object_pairs_hook=_without_duplicates)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: {error}") from None

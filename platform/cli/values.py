@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from plait.platform.errors import ConfigError
 from plait.platform.server.settings import NamedSource
@@ -32,13 +33,15 @@ def unicode_text(text: str) -> str:
     return text
 
 
-def piped(read: Callable[[], str]) -> str:
-    """What `read` gives of standard input. Raises `ConfigError` where that is no UTF-8.
+def piped(read: Callable[[TextIO], str]) -> str:
+    """What `read` gives of standard input. Raises `ConfigError` where that is closed or no UTF-8.
 
     Python refuses such bytes or smuggles them through, by the locale.
     """
+    if sys.stdin is None:
+        raise ConfigError("standard input is closed: there is nothing to read")
     try:
-        return unicode_text(read())
+        return unicode_text(read(sys.stdin))
     except UnicodeDecodeError:
         raise ConfigError(_NO_UNICODE) from None
 

@@ -24,6 +24,7 @@ from plait.platform.cli.serve import listen_on, tokenizer_source
 from plait.platform.cli.settings import engine_options
 from plait.platform.cli.sources import Resolved
 from plait.platform.cli.speculative_config import speculative_options
+from plait.platform.cli.values import piped
 from plait.platform.config import Options
 from plait.platform.errors import ConfigError, ModelUnsupported
 
@@ -334,6 +335,7 @@ def test_what_vllms_speculative_config_says_beyond_them_is_refused(text, message
         (["complete", "x", "--url", "http://h", "--dtype", "float32"], "--dtype has no effect"),
         (["complete", ""], "the prompt is empty"),
         (["chat", "--temperature", "-1"], "--temperature wants at least 0"),
+        (["serve", "--threads", "100000"], "--threads wants at most 1024"),
         (["bench", "latency", "--prompt-file", "f", "--input-len", "3"], "drop --input-len"),
         (
             ["bench", "throughput", "--compare-speculation", "--random-adapters", "2"],
@@ -367,6 +369,12 @@ def test_piped_text_that_is_no_utf_8_says_how_to_convert_it(command, errors):
     result = Other().invoke(app, command, input=b'"caf\xe9"')
     assert result.exit_code == 2
     assert "the text is no UTF-8: convert it" in result.stderr
+
+
+def test_a_closed_standard_input_is_no_fault_of_plait(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ConfigError, match="standard input is closed"):
+        piped(lambda stdin: stdin.read())
 
 
 def test_an_argument_that_is_no_utf_8_says_how_to_convert_it():
