@@ -31,9 +31,7 @@ T load(const uint8_t* plane, size_t lane) {
 // A group's scale (plane 0) or minimum (plane 1), in fp32.
 float load_scale(const QuantizedWeight& weight, const uint8_t* tile, size_t first_input,
                  size_t plane, size_t lane) {
-  const size_t group = weight.group == 0 ? 0 : first_input / weight.group;
-  const uint8_t* values = tile + weight.factor_bytes() + group * weight.group_header_bytes() +
-                          plane * weight.plane_bytes();
+  const uint8_t* values = tile + weight.group_at(first_input) + plane * weight.plane_bytes();
   switch (weight.scales) {
     case ScaleType::kFloat:
       return load<float>(values, lane);
@@ -42,13 +40,13 @@ float load_scale(const QuantizedWeight& weight, const uint8_t* tile, size_t firs
     case ScaleType::kTwoLevels:
       break;
   }
-  const uint8_t* factors = tile + first_input / kBlockInputs * weight.block_header_bytes() +
-                           plane * kQuantTileOutputs * sizeof(uint16_t);
+  const uint8_t* factors =
+      tile + weight.span_at(first_input) + plane * kQuantTileOutputs * sizeof(uint16_t);
   return half_to_float(load<uint16_t>(factors, lane)) *
          static_cast<float>(load<int8_t>(values, lane));
 }
 
-// The code of one output for one input, see quantized_weight.h.
+// The code of one output for input `input` of those whose codes lie there one after the other.
 int code_at(const uint8_t* codes, int bits, size_t lane, size_t input) {
   const size_t step = input / kStepInputs;
   const size_t place = lane * kStepInputs + input % kStepInputs;
@@ -60,16 +58,16 @@ int code_at(const uint8_t* codes, int bits, size_t lane, size_t input) {
 void quantized_row(const QuantizedWeight& weight, size_t id, float* out) {
   const uint8_t* tile = weight.blob + id / kQuantTileOutputs * weight.tile_bytes();
   const size_t lane = id % kQuantTileOutputs;
-  const uint8_t* codes = tile + weight.header_bytes();
   const size_t group = weight.group == 0 ? weight.in_features : weight.group;
   for (size_t first = 0; first < weight.in_features; first += group) {
     const float scale = load_scale(weight, tile, first, 0, lane);
     const float min = weight.has_mins ? load_scale(weight, tile, first, 1, lane)
                                       : scale * static_cast<float>(-weight.zero_point);
-    const size_t end = std::min(first + group, weight.in_features);
-    for (size_t k = first; k < end; ++k) {
+    const uint8_t* codes = tile + weight.codes_at(first);
+    const size_t count = std::min(group, weight.in_features - first);
+    for (size_t k = 0; k < count; ++k) {
       const double product = static_cast<double>(scale) * code_at(codes, weight.bits, lane, k);
-      out[k] = static_cast<float>(product + min);
+      out[first + k] = static_cast<float>(product + min);
     }
   }
 }

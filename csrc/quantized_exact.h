@@ -59,23 +59,24 @@ void widen_tile(const QuantizedWeight& weight, const uint8_t* tile, size_t begin
   typename V::F scale[Q::kVecs] = {}, min[Q::kVecs];
   PLAIT_UNROLL
   for (int v = 0; v < Q::kVecs; ++v) min[v] = V::broadcast(static_cast<float>(weight.zero_point));
+  const uint8_t* from = nullptr;
   for (size_t k = begin; k < begin + count; k += kLineInputs, out += kLineInputs * kTileOutputs) {
     if (k == begin || (weight.group != 0 && k % weight.group == 0)) {
-      const size_t group = weight.group == 0 ? 0 : k / weight.group;
-      const uint8_t* factors = tile + k / kBlockInputs * weight.block_header_bytes();
-      const uint8_t* header = tile + weight.factor_bytes() + group * weight.group_header_bytes();
+      const uint8_t* factors = tile + weight.span_at(k);
+      const uint8_t* header = tile + weight.group_at(k);
       load_plane<Q>(weight.scales, factors, header, scale);
       if (weight.has_mins) {
         load_plane<Q>(weight.scales, factors + 2 * kQuantTileOutputs, header + weight.plane_bytes(),
                       min);
       }
+      from = tile + weight.codes_at(k);
     }
-    const uint8_t* from = tile + weight.header_bytes() + k / kLineInputs * kQuantLineBytes;
     typename Q::I line[Q::kVecs];
     PLAIT_UNROLL
     for (int v = 0; v < Q::kVecs; ++v) {
       line[v] = Q::load_codes(from + static_cast<size_t>(v) * V::kLanes * kStepInputs);
     }
+    from += kQuantLineBytes;
     widen_input<Q, kBits, 0>(weight, line, scale, min, out);
     widen_input<Q, kBits, 8>(weight, line, scale, min, out + kTileOutputs);
     widen_input<Q, kBits, 16>(weight, line, scale, min, out + 2 * kTileOutputs);

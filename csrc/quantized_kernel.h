@@ -50,7 +50,9 @@ struct QuantizedKernels {
 };
 
 constexpr size_t kUnpackInputs = 1024;  // of a tile, unpacked at a time
-constexpr size_t kTileAhead = 2048;     // bytes of a tile alone that are fetched before use
+// Bytes of a tile that are fetched before use, where not line by line. Several tiles of 8-bit codes
+// came a sixth slower with the greater number, one alone a twentieth slower with the smaller one.
+constexpr size_t tile_ahead(int bits, size_t tiles) { return bits == 8 && tiles > 1 ? 1024 : 2048; }
 
 constexpr size_t quantized_scratch_bytes(size_t rows) {
   const size_t headers = kUnpackInputs / 16 * 2 * kQuantTileOutputs * sizeof(float);
@@ -69,9 +71,10 @@ struct TileBlock {
   size_t parts;   // its row groups
   size_t groups;  // that have scales of their own
 
-  const uint8_t* factors;
   const uint8_t* header;
   const uint8_t* codes;
+  size_t unit_groups;
+  size_t unit_header_bytes;
   ScaleType scales;
   const uint8_t* next;
   size_t next_bytes;
@@ -89,9 +92,10 @@ void multiply_tiles(const QuantizedJob& job, const TileBlock& block, float* sums
     const size_t row = panels.first_row(p);
     const size_t rows = panels.height(p);
     TileCall call;
-    call.factors = block.factors;
     call.header = block.header;
     call.codes = block.codes;
+    call.unit_groups = block.unit_groups;
+    call.unit_header_bytes = block.unit_header_bytes;
     call.apart = block.stride * job.weight.tile_bytes();
     call.x = job.panels + (row * row_groups + block.part * rows) * panel_bytes;
     call.groups = block.groups;
@@ -119,12 +123,20 @@ void multiply_tiles(const QuantizedJob& job, const TileBlock& block, float* sums
   }
 }
 
-// Widens the header of a block to fp32.
+// Writes the headers of a block of 4-bit codes as fp32, one after the other, and a code a byte.
 template <class Q>
-void unpack_header(const QuantizedWeight& weight, const TileBlock& block, float* out) {
+void unpack(const QuantizedWeight& weight, const TileBlock& block, float* header, uint8_t* codes) {
   using V = typename Q::V;
-  Headers headers(weight.scales, weight.planes(), weight.group, block.factors, block.header);
-  for (size_t g = 0; g < block.groups; ++g) {
+  const size_t group_bytes = weight.code_bytes(block.parts / block.groups * weight.row_group());
+  Headers headers(weight.scales, weight.planes(), weight.group, block.header);
+  const uint8_t* from = block.codes;
+  size_t left = block.unit_groups;
+  for (size_t g = 0; g < block.groups; ++g, --left) {
+    if (left == 0) {
+      left = block.unit_groups;
+      headers.move_to(from);
+      from += block.unit_header_bytes;
+    }
     typename V::F planes[2][1][Q::kVecs];
     if (weight.has_mins) {
       headers.next<Q, true, 1>(0, planes[0], planes[1]);
@@ -133,8 +145,11 @@ void unpack_header(const QuantizedWeight& weight, const TileBlock& block, float*
     }
     for (size_t p = 0; p < weight.planes(); ++p) {
       PLAIT_UNROLL
-      for (int v = 0; v < Q::kVecs; ++v, out += V::kLanes) V::store(out, planes[p][0][v]);
+      for (int v = 0; v < Q::kVecs; ++v, header += V::kLanes) V::store(header, planes[p][0][v]);
     }
+    Q::unpack_nibbles(from, group_bytes / kQuantLineBytes, codes);
+    from += group_bytes;
+    codes += 2 * group_bytes;
   }
 }
 
@@ -149,11 +164,12 @@ void run_tiles(const QuantizedJob& job, size_t tile, size_t tiles, size_t stride
   block.stride = stride;
   block.parts = job.weight.row_groups();
   block.groups = weight.groups();
-  block.factors = weight.blob + tile * tile_bytes;
-  block.header = block.factors + weight.factor_bytes();
-  block.codes = block.factors + weight.header_bytes();
+  block.header = weight.blob + tile * tile_bytes;
+  block.codes = block.header + weight.unit_header_bytes();
+  block.unit_groups = weight.unit_groups();
+  block.unit_header_bytes = weight.unit_header_bytes();
   block.scales = weight.scales;
-  block.next = block.factors + kTileAhead;
+  block.next = block.header + tile_ahead(weight.bits, tiles);
   block.next_bytes = (tile_bytes + block.parts - 1) / block.parts;
   if (weight.bits == 4) {
     multiply_tiles<Q, Codes::kNibbles>(job, block, sums);
@@ -173,7 +189,7 @@ void run_few(const QuantizedJob& job, size_t begin, size_t end, float* sums) {
   if (stride > 1 && stride % 2 == 0) --stride;  // even ones often meet in the same banks of memory
   for (size_t t = 0; t < together && !paces_itself<Q>(static_cast<int>(rows)); ++t) {
     const uint8_t* const place = job.weight.blob + (begin + t * stride) * tile_bytes;
-    fetch<1>(place, place + kTileAhead, 0);
+    fetch<1>(place, place + tile_ahead(job.weight.bits, together), 0);
   }
   for (size_t tile = begin; tile < begin + stride; ++tile) {
     run_tiles<Q>(job, tile, together, stride, sums);
@@ -188,32 +204,30 @@ template <class Q>
 void run_tile_in_blocks(const QuantizedJob& job, size_t tile, float* sums, float* header,
                         uint8_t* codes) {
   const QuantizedWeight& weight = job.weight;
-  const size_t part_bytes = weight.code_bytes() / job.weight.row_groups();
-  const size_t most_parts = kUnpackInputs / weight.row_group();
-  const uint8_t* const tile_header = weight.blob + tile * weight.tile_bytes();
-  const size_t parts_in_group = weight.group == 0 ? most_parts : weight.group / weight.row_group();
+  const size_t row_group = weight.row_group();
+  const size_t row_groups = weight.row_groups();
+  const uint8_t* const tile_begin = weight.blob + tile * weight.tile_bytes();
+  const size_t parts_in_group = weight.group == 0 ? row_groups : weight.group / row_group;
   TileBlock block{};
   block.tile = tile;
   block.tiles = 1;
-  for (; block.part < job.weight.row_groups(); block.part += block.parts) {
-    block.parts = smaller(most_parts, job.weight.row_groups() - block.part);
+  for (; block.part < row_groups; block.part += block.parts) {
+    const size_t input = block.part * row_group;
+    block.parts = smaller(kUnpackInputs / row_group, row_groups - block.part);
     block.groups = weight.group == 0 ? 1 : block.parts / parts_in_group;
-    block.header = tile_header + weight.factor_bytes();
-    if (weight.group != 0) {
-      block.header += block.part / parts_in_group * weight.group_header_bytes();
-    }
-    block.factors =
-        tile_header + block.part * weight.row_group() / kBlockInputs * weight.block_header_bytes();
-    block.codes = tile_header + weight.header_bytes() + block.part * part_bytes;
+    block.header = tile_begin + weight.span_at(input);
+    block.codes = tile_begin + weight.codes_at(input);
+    block.unit_groups = weight.unit_groups();
+    block.unit_header_bytes = weight.unit_header_bytes();
     block.scales = weight.scales;
-    block.next_bytes = part_bytes;
-    block.next = block.codes + block.parts * part_bytes;
+    block.next = tile_begin + weight.begin_at(input + block.parts * row_group);
+    block.next_bytes = weight.code_bytes(row_group);
     if (weight.bits == 4) {
-      unpack_header<Q>(weight, block, header);
-      Q::unpack_nibbles(block.codes, block.parts * part_bytes / kQuantLineBytes, codes);
+      unpack<Q>(weight, block, header, codes);
       block.header = reinterpret_cast<const uint8_t*>(header);
-      block.scales = ScaleType::kFloat;
       block.codes = codes;
+      block.unit_groups = block.groups;
+      block.scales = ScaleType::kFloat;
       multiply_tiles<Q, Q::kUnpacked>(job, block, sums);
     } else {
       multiply_tiles<Q, Codes::kBytes>(job, block, sums);

@@ -19,8 +19,6 @@ struct Avx2Quant {
   static constexpr Codes kUnpacked = Codes::kSmall;
 
   static constexpr bool kPairs = true;
-  // For one row: 4-bit codes only, as the processor's own prefetchers follow 8-bit ones better
-  // alone.
   static constexpr bool kFetchesInStep = true;
 
   template <Codes kCodes, int kRows, bool kMins>
@@ -55,14 +53,6 @@ struct Avx2Quant {
   template <int kBits, int kShift>
   static I bits(I v) {
     return _mm256_and_si256(_mm256_srli_epi32(v, kShift), _mm256_set1_epi32((1 << kBits) - 1));
-  }
-
-  // What few rows read is not needed again before all other weights: it shall not drive out of the
-  // caches what is.
-  template <int kTiles>
-  static PLAIT_INLINE void fetch_line(const uint8_t* line, size_t apart) {
-    PLAIT_UNROLL
-    for (size_t t = 0; t < kTiles; ++t) __builtin_prefetch(line + t * apart, 0, 0);
   }
 
   // Keeps sums where they are: GCC would add up the products of several steps as a tree, and so
@@ -193,8 +183,8 @@ struct Avx2Quant {
     constexpr size_t kStepBytes = kRows * step_bytes<kCodes, kRows, kMins>();
     PLAIT_UNROLL
     for (size_t s = 0; s < kSteps; s += kCodes == Codes::kNibbles ? 2 : 1, x += kStepBytes) {
-      if constexpr (kTiles > 1 && kRows == 1 && kCodes == Codes::kNibbles) {
-        fetch_line<kTiles>(group.ahead + 32 * s, apart);
+      if constexpr (fetches_lines<Avx2Quant, kCodes>(kRows, kTiles)) {
+        fetch_ahead<kTiles>(codes + 32 * s, kQuantLineBytes, apart);
       }
       if constexpr (kCodes == Codes::kNibbles) {
         add_nibbles<kTiles, kRows>(codes + 32 * s, apart, x, out);

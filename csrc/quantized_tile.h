@@ -2,11 +2,10 @@
 // far apart. For each row group it sums the products of codes in whole numbers, in registers, and
 // folds them with the scales into the outputs' chains. quantized_kernel.h chooses the tiles.
 //
-// Memory gives most where several places are read in turn, each without jumps. So one row takes up
-// to four tiles at a time that lie far apart. On AVX2 it reads their headers before their codes,
-// not line by line beside them, and fetches 4-bit codes at an even pace, 8-bit ones not at all:
-// where memory gave 24 GB/s, that and the fourth tile took 8 bits from 18 to 22 GB/s, 4 bits
-// without minimums from 19 to 20.
+// Memory gives most where several places are read in turn, each in order. So one row takes up to
+// four tiles at a time that lie far apart; on AVX2 it fetches their lines of 4-bit codes and the
+// headers between them at an even pace, those of 8-bit codes not at all. Where memory gave 25 GB/s,
+// 4 bits came with 22.5 GB/s; with all headers of a tile in front of its codes it was 20.5.
 
 #pragma once
 
@@ -15,8 +14,8 @@
 
 namespace plait {
 
-constexpr size_t kMostTiles = 4;     // that a micro-kernel takes at once
-constexpr size_t kCodesAhead = 256;  // bytes of their codes that are fetched before use
+constexpr size_t kMostTiles = 4;      // that a micro-kernel takes at once
+constexpr size_t kPacedAhead = 1024;  // bytes of a tile that are fetched line by line before use
 
 namespace {
 
@@ -31,16 +30,27 @@ constexpr int tiles_at_once(int rows) {
   return tiles > static_cast<int>(Q::kMostTiles) ? static_cast<int>(Q::kMostTiles) : tiles;
 }
 
-// Whether Q::dot fetches ahead by itself where it takes several tiles.
+// Whether each row group of several tiles does not fetch its share of what follows.
 template <class Q>
 constexpr bool paces_itself(int rows) {
   return Q::kFetchesInStep && rows == 1;
 }
 
+// Whether Q::dot fetches those of codes instead, each while one is used: of 4-bit codes only, as
+// the processor's own prefetchers follow 8-bit ones better alone.
+template <class Q, Codes kCodes>
+constexpr bool fetches_lines(int rows, int tiles) {
+  return tiles > 1 && paces_itself<Q>(rows) && kCodes == Codes::kNibbles;
+}
+
 struct TileCall {
-  const uint8_t* factors;  // of the first group's block, where scales have two levels
-  const uint8_t* header;   // of the first group
+  // Of the first group: what its header begins with, and codes. After unit_groups both follow
+  // behind those codes, the header first, which takes unit_header_bytes. Small codes are unpacked:
+  // all headers lie together, and so do codes.
+  const uint8_t* header;
   const uint8_t* codes;
+  size_t unit_groups;
+  size_t unit_header_bytes;
   size_t apart;   // bytes from a tile to the next one of the call
   const char* x;  // of the panel, from the block's first row group on
   size_t groups;  // of the block
@@ -66,7 +76,9 @@ PLAIT_INLINE void fetch_lines(const uint8_t* from) {
 PLAIT_INLINE void fetch_lines(const uint8_t* from, size_t count) {
   if (count == 0) return;
   if (count == 4) return fetch_lines<4>(from);
+  if (count == 5) return fetch_lines<5>(from);
   if (count == 8) return fetch_lines<8>(from);
+  if (count == 9) return fetch_lines<9>(from);
   for (size_t i = 0; i < count; ++i) fetch_lines<1>(from + i * kQuantLineBytes);
 }
 
@@ -85,12 +97,16 @@ PLAIT_INLINE const uint8_t* fetch(const uint8_t* begin, const uint8_t* end, size
   return begin;
 }
 
-// A row group's codes, those of the tiles beside it, and what Q::dot fetches meanwhile where it
-// does: as many lines, somewhere ahead.
+// While so many bytes of each tile are used.
+template <int kTiles>
+PLAIT_INLINE void fetch_ahead(const uint8_t* used, size_t bytes, size_t apart) {
+  fetch<kTiles>(used + kPacedAhead, used + kPacedAhead + bytes, apart);
+}
+
+// A row group's codes and, so many bytes further each, those of the tiles beside it.
 struct GroupCodes {
   const uint8_t* codes;
-  size_t apart;  // bytes from a tile to the next one
-  const uint8_t* ahead;
+  size_t apart;
 };
 
 template <class Q>
@@ -114,22 +130,29 @@ PLAIT_INLINE void load_plane(ScaleType type, const uint8_t* factors, const uint8
 // Walks over the headers of groups, from the first one of a block of 256 inputs on.
 class Headers {
  public:
-  Headers(ScaleType scales, size_t planes, size_t group, const uint8_t* factors,
-          const uint8_t* header)
+  Headers(ScaleType scales, size_t planes, size_t group, const uint8_t* header)
       : scales_(scales),
         plane_bytes_(kQuantTileOutputs * (scales == ScaleType::kFloat  ? 4
                                           : scales == ScaleType::kHalf ? 2
                                                                        : 1)),
         factor_bytes_(2 * kQuantTileOutputs * planes),
         groups_in_block_(group == 0 ? 1 : kBlockInputs / group),
-        left_(groups_in_block_),
-        factors_(factors),
+        left_(0),
+        factors_(header),
         header_(header) {}
+
+  // Goes on with the headers of another unit.
+  PLAIT_INLINE void move_to(const uint8_t* header) { header_ = header; }
 
   // The scales of the group and, where there are some, its minimums, of tiles `apart` bytes apart.
   template <class Q, bool kMins, int kTiles>
   PLAIT_INLINE void next(size_t apart, typename Q::V::F (&scale)[kTiles][Q::kVecs],
                          typename Q::V::F (&min)[kTiles][Q::kVecs]) {
+    if (scales_ == ScaleType::kTwoLevels && left_-- == 0) {
+      left_ = groups_in_block_ - 1;
+      factors_ = header_;
+      header_ += factor_bytes_;
+    }
     PLAIT_UNROLL
     for (size_t t = 0; t < kTiles; ++t) {
       load_plane<Q>(scales_, factors_ + t * apart, header_ + t * apart, scale[t]);
@@ -139,10 +162,6 @@ class Headers {
       }
     }
     header_ += kMins ? 2 * plane_bytes_ : plane_bytes_;
-    if (scales_ == ScaleType::kTwoLevels && --left_ == 0) {
-      left_ = groups_in_block_;
-      factors_ += factor_bytes_;
-    }
   }
 
  private:
@@ -150,7 +169,7 @@ class Headers {
   size_t plane_bytes_;
   size_t factor_bytes_;
   size_t groups_in_block_;
-  size_t left_;
+  size_t left_;  // of the block
   const uint8_t* factors_;
   const uint8_t* header_;
 };
@@ -187,37 +206,6 @@ PLAIT_INLINE void fold(const typename Q::I (&dots)[kRows][Q::kVecs], const float
   }
 }
 
-// Where a call over whole tiles fetches from, whose row groups have kCodeBytes of codes: from their
-// codes, and from the end on from those of the tiles that follow, behind their headers.
-template <size_t kCodeBytes>
-class CodesAhead {
- public:
-  explicit CodesAhead(const TileCall& call)
-      : header_bytes_(call.codes - call.factors),
-        end_(call.codes + call.groups * call.parts * kCodeBytes) {}
-
-  // When `codes` come next.
-  PLAIT_INLINE const uint8_t* of(const uint8_t* codes) const {
-    const uint8_t* const line = codes + (kCodeBytes > kCodesAhead ? kCodeBytes : kCodesAhead);
-    return line < end_ ? line : line + header_bytes_;
-  }
-
- private:
-  ptrdiff_t header_bytes_;
-  const uint8_t* end_;
-};
-
-// Loads, as fetches of so many lines wait for each other.
-template <int kTiles>
-PLAIT_INLINE void read_headers(const TileCall& call) {
-  for (const uint8_t* line = call.factors; line < call.codes; line += kQuantLineBytes) {
-    PLAIT_UNROLL
-    for (size_t t = 0; t < kTiles; ++t) {
-      static_cast<void>(*static_cast<const volatile uint8_t*>(line + t * call.apart));
-    }
-  }
-}
-
 // kHalves: every row group has scales of its own, as fp16. They are then loaded where they are
 // used, and take no registers meanwhile.
 template <class Q, Codes kCodes, int kSteps, bool kMins, int kRows, int kTiles, bool kHalves>
@@ -227,25 +215,39 @@ PLAIT_INLINE void multiply_tile(const TileCall& call) {
   constexpr int kVecs = Q::kVecs;
   constexpr size_t kCodeBytes = kSteps * kQuantLineBytes / (kCodes == Codes::kNibbles ? 2 : 1);
   constexpr size_t kXBytes = kRows * kSteps * Q::template step_bytes<kCodes, kRows, kMins>();
+  constexpr bool kFetchesLines = fetches_lines<Q, kCodes>(kRows, kTiles);
 
   F sums[kTiles * kRows][kVecs];
   load_sums<Q>(call, sums);
-  Headers headers(kHalves ? ScaleType::kHalf : call.scales, kMins ? 2 : 1, call.group, call.factors,
-                  call.header);
-  const uint8_t* codes = call.codes;
+  const uint8_t* codes = kHalves ? call.header : call.codes;
   const char* x = call.x;
   const uint8_t* next = call.next;
   const size_t next_bytes = call.next_bytes;
   const size_t next_lines = call.next_lines;
   const uint8_t* wanted = next;
-  const CodesAhead<kCodeBytes> ahead(call);
-  constexpr bool kPaced = kTiles > 1 && paces_itself<Q>(kRows);
-  if constexpr (kPaced) read_headers<kTiles>(call);
-  for (size_t g = 0; g < call.groups; ++g) {
+  const ScaleType scales = kHalves                   ? ScaleType::kHalf
+                           : kCodes == Codes::kSmall ? ScaleType::kFloat
+                                                     : call.scales;
+  Headers headers(scales, kMins ? 2 : 1, call.group, call.header);
+  size_t left = call.unit_groups;
+  for (size_t g = 0; g < call.groups; ++g, --left) {
+    if constexpr (kHalves) {
+      // A line of scales and minimums, or of two groups' scales.
+      if (kMins || g % 2 == 0) {
+        if constexpr (kFetchesLines) fetch_ahead<kTiles>(codes, kQuantLineBytes, call.apart);
+        headers.move_to(codes);
+        codes += kQuantLineBytes;
+      }
+    } else if (kCodes != Codes::kSmall && left == 0) {
+      left = call.unit_groups;
+      headers.move_to(codes);
+      if constexpr (kFetchesLines) fetch_ahead<kTiles>(codes, call.unit_header_bytes, call.apart);
+      codes += call.unit_header_bytes;
+    }
     F scale[kTiles][kVecs], min[kTiles][kVecs];
     if constexpr (!kHalves) headers.next<Q, kMins, kTiles>(call.apart, scale, min);
     for (size_t part = 0; part < (kHalves ? 1 : call.parts); ++part) {
-      if constexpr (kTiles > 1 && !kPaced) {
+      if constexpr (kTiles > 1 && !paces_itself<Q>(kRows)) {
         wanted += next_bytes;
         next = fetch<kTiles>(next, wanted, call.apart);
       } else if constexpr (kTiles == 1) {
@@ -254,8 +256,8 @@ PLAIT_INLINE void multiply_tile(const TileCall& call) {
       }
       const char* const ends = x + kXBytes;
       typename Q::I dots[kTiles][kRows][kVecs];
-      Q::template dot<kCodes, kSteps, kMins, kTiles, kRows>(
-          {codes, call.apart, kPaced ? ahead.of(codes) : nullptr}, x, ends + 4 * kRows, dots);
+      Q::template dot<kCodes, kSteps, kMins, kTiles, kRows>({codes, call.apart}, x,
+                                                            ends + 4 * kRows, dots);
       if constexpr (kHalves) headers.next<Q, kMins, kTiles>(call.apart, scale, min);
       PLAIT_UNROLL
       for (size_t t = 0; t < kTiles; ++t) {

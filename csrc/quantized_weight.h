@@ -4,13 +4,17 @@
 //
 // Outputs are cut into tiles of 16, and a weight is its tiles one after the other:
 //
-//   header   [groups][scale[16], min[16]] as fp16 or fp32, padded to whole lines of 64 bytes; the
-//            minimums are left out where each is -zero_point * scale. Or (K-quants) in two levels:
-//            [blocks of 256 inputs][factor[16], min factor[16]] as fp16, then [groups][16, 16] as
-//            int8, each to be multiplied with the factor of its block
+//   unit     a header, then codes; the last one may have fewer codes
+//   header   of a group: [scale[16], min[16]] as fp16 or fp32; the minimums are left out where each
+//            is -zero_point * scale. Or (K-quants) in two levels, of a block of 256 inputs:
+//            [factor[16], min factor[16]] as fp16, then [groups][16, 16] as int8, each to be
+//            multiplied with the factor. A unit has one of them, or two where one is half a line
+//            too long: so codes begin with a line. One scale an output is a single unit.
 //   codes    lines of 64 bytes, [16 outputs][4 inputs], the way the dot instructions take them.
 //            8 bits: a line is a step of 4 inputs. 4 bits: a line is two steps, the first one in
 //            the low halves of its bytes.
+//
+// So all that a row needs of a tile is read in order, line by line.
 //
 // Inputs are padded with zero codes to whole groups (to whole row groups where an output has one
 // scale), outputs to whole tiles. The layout is the same for every instruction set.
@@ -60,20 +64,51 @@ struct QuantizedWeight {
     return kQuantTileOutputs * size;
   }
   size_t group_header_bytes() const { return plane_bytes() * planes(); }
-  // Of a block's factors, and of all of them, which come first.
-  size_t block_header_bytes() const { return kQuantTileOutputs * 2 * planes(); }
-  size_t factor_bytes() const {
-    if (scales != ScaleType::kTwoLevels) return 0;
-    return (padded_inputs() + kBlockInputs - 1) / kBlockInputs * block_header_bytes();
+  bool has_factors() const { return scales == ScaleType::kTwoLevels; }
+  size_t factor_bytes() const { return has_factors() ? kQuantTileOutputs * 2 * planes() : 0; }
+
+  // What a header is for, and what it takes.
+  size_t span_inputs() const {
+    return group == 0 ? padded_inputs() : has_factors() ? kBlockInputs : group;
   }
-  size_t header_bytes() const {
-    const size_t bytes = factor_bytes() + groups() * group_header_bytes();
+  size_t span_bytes() const {
+    return factor_bytes() + (has_factors() ? kBlockInputs / group : 1) * group_header_bytes();
+  }
+  size_t unit_spans() const { return group != 0 && span_bytes() % kQuantLineBytes != 0 ? 2 : 1; }
+  size_t unit_inputs() const { return unit_spans() * span_inputs(); }
+  size_t unit_groups() const { return group == 0 ? 1 : unit_inputs() / group; }
+  size_t units() const { return (padded_inputs() + unit_inputs() - 1) / unit_inputs(); }
+  size_t unit_header_bytes() const {
+    const size_t bytes = unit_spans() * span_bytes();
     return (bytes + kQuantLineBytes - 1) / kQuantLineBytes * kQuantLineBytes;
   }
-  size_t code_bytes() const {
-    return kQuantTileOutputs * padded_inputs() * (bits == 4 ? 1 : 2) / 2;
+  size_t code_bytes(size_t inputs) const {
+    return kQuantTileOutputs * inputs * (bits == 4 ? 1 : 2) / 2;
   }
-  size_t tile_bytes() const { return header_bytes() + code_bytes(); }
+  size_t tile_bytes() const { return units() * unit_header_bytes() + code_bytes(padded_inputs()); }
+
+  // Where in a tile all that is for an input begins, and for those after it: the first one of a
+  // unit, or of a line where an output has one scale, or one behind the last.
+  size_t begin_at(size_t input) const {
+    if (input >= padded_inputs()) return tile_bytes();
+    return group == 0 && input > 0 ? codes_at(input) : span_at(input);
+  }
+  // Where in a tile there are the header of an input's group or block, its group's part of that,
+  // and its line of codes.
+  size_t span_at(size_t input) const {
+    const size_t unit = input / unit_inputs();
+    return unit * (unit_header_bytes() + code_bytes(unit_inputs())) +
+           input % unit_inputs() / span_inputs() * span_bytes();
+  }
+  size_t group_at(size_t input) const {
+    const size_t in_span = has_factors() ? input % kBlockInputs / group : 0;
+    return span_at(input) + factor_bytes() + in_span * group_header_bytes();
+  }
+  size_t codes_at(size_t input) const {
+    const size_t line_inputs = bits == 4 ? 2 * kStepInputs : kStepInputs;
+    return (input / unit_inputs() + 1) * unit_header_bytes() +
+           input / line_inputs * kQuantLineBytes;
+  }
 };
 
 // Rows rounded to whole numbers: x[k] is about scale[k / row_group] * code[k]. They serve every

@@ -58,25 +58,26 @@ std::vector<uint8_t> pack(const plait::QuantizedWeight& weight) {
   const size_t width = weight.plane_bytes() / 16;
   for (size_t n = 0; n < weight.out_features; ++n) {
     uint8_t* tile = blob.data() + n / 16 * weight.tile_bytes();
-    for (size_t at = 0; at < weight.factor_bytes(); at += 32) {
-      put(at / 32 % weight.planes() == 1 ? -1 : 1, ScaleType::kHalf, tile + at + n % 16 * 2);
-    }
     const bool is_two = weight.scales == ScaleType::kTwoLevels;
+    for (size_t k = 0; is_two && k < weight.in_features; k += plait::kBlockInputs) {
+      uint8_t* factors = tile + weight.span_at(k) + n % 16 * 2;
+      put(1, ScaleType::kHalf, factors);
+      if (weight.has_mins) put(-1, ScaleType::kHalf, factors + 32);
+    }
     for (size_t g = 0; g < weight.groups(); ++g) {
-      uint8_t* header =
-          tile + weight.factor_bytes() + g * weight.group_header_bytes() + n % 16 * width;
+      uint8_t* header = tile + weight.group_at(g * weight.group) + n % 16 * width;
       put(scale(n, g), weight.scales, header);
       if (!weight.has_mins) continue;
       put(is_two ? -least(n, g) : least(n, g), weight.scales, header + weight.plane_bytes());
     }
-    uint8_t* lines = tile + weight.header_bytes();
     for (size_t k = 0; k < weight.in_features; ++k) {
+      uint8_t* line = tile + weight.codes_at(k);
       const size_t in_step = n % 16 * 4 + k % 4;
       if (weight.bits == 8) {
-        lines[k / 4 * 64 + in_step] = code(n, k, 8);
+        line[in_step] = code(n, k, 8);
       } else {
         const int shift = k / 4 % 2 == 1 ? 4 : 0;
-        lines[k / 8 * 64 + in_step] |= static_cast<uint8_t>(code(n, k, 4) << shift);
+        line[in_step] |= static_cast<uint8_t>(code(n, k, 4) << shift);
       }
     }
   }

@@ -16,7 +16,7 @@ from plait.platform.model.source import Checkpoint
 from plait.platform.model.tensor_files import safetensors_paths
 from plait.platform.starting.notes import key_of
 
-LAYOUT = 3  # changes with what `pack_linear` or `pack_quantized` lay out
+LAYOUT = 4  # changes with what `pack_linear` or `pack_quantized` lay out
 MIN_BYTES = 16 << 20  # smaller weights are packed as fast as they are found
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from plait.platform.ops._native import has_kernels
-from plait.platform.ops.huge_pages import huge_memory
+from plait.platform.ops.huge_pages import lasting_memory
 from plait.platform.ops.quantized_linear import (
     fake_quantized_linear,
     quantized_linear,
@@ -87,7 +87,7 @@ def pack_linear(weight: Tensor) -> PackedWeight:
     tiles = padded.reshape(num_tiles, TILE_OUTPUTS, steps, width).transpose(1, 2)
     shape = (num_tiles, steps, TILE_OUTPUTS * width)
     if weight.device.type == "cpu":
-        memory = huge_memory(math.prod(shape) * weight.dtype.itemsize)
+        memory = lasting_memory(math.prod(shape) * weight.dtype.itemsize)
         packed = memory.view(weight.dtype).view(shape)
     else:
         packed = torch.empty(shape, dtype=weight.dtype, device=weight.device)

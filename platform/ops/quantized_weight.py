@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from plait.platform.ops.huge_pages import huge_memory
-from plait.platform.ops.two_level_scales import BLOCK_INPUTS, join_scales, split_scales
+from plait.platform.ops.huge_pages import lasting_memory
+from plait.platform.ops.tile_layout import STEP_INPUTS, TILE_OUTPUTS, TileLayout
+from plait.platform.ops.two_level_scales import join_scales, split_scales
 
-TILE_OUTPUTS = 16
-STEP_INPUTS = 4  # of one output that lie together, as the dot instructions take them
 ROW_GROUP = 32  # inputs of a row that share a scale when rows are quantised, at most
 
 Activations = Literal["exact", "int8"]
@@ -99,32 +98,21 @@ class PackedQuantized:
         return -(-self.in_features // group) * group
 
     @property
-    def header_bytes(self) -> int:
-        """What a tile's scales and minimums take, in front of its codes."""
-        size = _DTYPES[self.scales].itemsize
-        used = self.factor_bytes + self.num_groups * self._num_planes * TILE_OUTPUTS * size
-        return -(-used // 64) * 64
-
-    @property
-    def factor_bytes(self) -> int:
-        """What the factors of blocks take there, which come first."""
-        if self.scales is not Scales.TWO_LEVELS:
-            return 0
-        return self.num_blocks * self._num_planes * TILE_OUTPUTS * 2
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of inputs that share factors."""
-        return -(-self.padded_inputs // BLOCK_INPUTS)
-
-    @property
-    def _num_planes(self) -> int:
-        return 2 if self.zero_point is None else 1
+    def layout(self) -> TileLayout:
+        """How its tiles lie in memory."""
+        return TileLayout(
+            inputs=self.padded_inputs,
+            bits=self.bits,
+            group=self.group,
+            planes=2 if self.zero_point is None else 1,
+            value_bytes=_DTYPES[self.scales].itemsize,
+            has_factors=self.scales is Scales.TWO_LEVELS,
+        )
 
     @property
     def tile_bytes(self) -> int:
         """What a tile takes."""
-        return self.header_bytes + TILE_OUTPUTS * self.padded_inputs * self.bits // 8
+        return self.layout.tile_bytes
 
     def unpack(self) -> Tensor:
         """Returns the weight in fp32, [N, K], every value rounded once."""
@@ -152,31 +140,34 @@ class PackedQuantized:
         return replace(self, blob=blob, out_features=stop - start)
 
     def _codes_of(self, tile: Tensor, lane: Tensor) -> Tensor:
-        lines = self.blob.view(-1, self.tile_bytes)[:, self.header_bytes :]
-        lines = lines.unflatten(1, (-1, TILE_OUTPUTS, STEP_INPUTS))[tile, :, lane]
+        units = self.layout.units(self.blob)
+        lines = torch.cat([codes[tile, :, :, lane].flatten(1, 2) for _, codes in units], dim=1)
         if self.bits == 4:
             lines = torch.stack([lines & 15, lines >> 4], dim=2)
         return lines.flatten(1)[:, : self.in_features]
 
     def _scales_of(self, tile: Tensor, lane: Tensor) -> tuple[Tensor, Tensor]:
-        header = self._plane(0, self.factor_bytes, torch.float16)[tile, :, :, lane]
-        size = self.num_groups * self._num_planes * TILE_OUTPUTS * _DTYPES[self.scales].itemsize
-        parts = self._plane(self.factor_bytes, size, _DTYPES[self.scales])[tile, :, :, lane]
+        start = self.layout.factor_bytes
+        planes = self._planes(tile, lane, slice(start, None), _DTYPES[self.scales])
         if self.scales is Scales.TWO_LEVELS:
-            scales = join_scales(header[:, :, 0], parts[:, :, 0], self.group)
+            factors = self._planes(tile, lane, slice(start), torch.float16)
+            pairs = zip(factors, planes, strict=True)
+            scales = [join_scales(factor, part, self.group) for factor, part in pairs]
         else:
-            scales = parts[:, :, 0].float()
-        if self.zero_point is not None:
-            return scales, scales * -self.zero_point
-        if self.scales is Scales.TWO_LEVELS:
-            return scales, join_scales(header[:, :, 1], parts[:, :, 1], self.group)
-        return scales, parts[:, :, 1].float()
+            scales = [part.float() for part in planes]
+        return scales[0], scales[0] * -self.zero_point if self.zero_point is not None else scales[1]
 
-    def _plane(self, start: int, num_bytes: int, dtype: torch.dtype) -> Tensor:
-        """A part of the headers as [tiles, n, planes, 16]."""
-        part = self.blob.view(-1, self.tile_bytes)[:, start : start + num_bytes].view(dtype)
-        planes: Tensor = part.unflatten(1, (-1, self._num_planes, TILE_OUTPUTS))
-        return planes
+    def _planes(self, tile: Tensor, lane: Tensor, part: slice, dtype: torch.dtype) -> list[Tensor]:
+        """Scales and minimums, or their factors: what a part of each header holds, [n, …] each."""
+        layout = self.layout
+        found = []
+        for headers, _ in layout.units(self.blob):
+            values = headers[..., part].view(dtype)
+            values = values.unflatten(3, (-1, layout.planes, TILE_OUTPUTS))
+            found.append(values[tile, :, :, :, :, lane].flatten(1, 3))
+        whole = torch.cat(found, dim=1)
+        count = layout.num_spans if part.start is None else self.num_groups
+        return [whole[:, :count, plane] for plane in range(layout.planes)]
 
 
 _DTYPES = {
@@ -221,14 +212,19 @@ def pack_quantized(weight: Quantized, *, activations: Activations) -> PackedQuan
         zero_point=zero_point,
         activations=activations,
     )
-    blob = huge_memory(packed.num_tiles * packed.tile_bytes)
+    blob = lasting_memory(packed.num_tiles * packed.tile_bytes)
     blob = blob.to(weight.codes.device).view(packed.num_tiles, packed.tile_bytes)
     for tiles in _parts(packed.num_tiles):
         rows = slice(tiles.start * TILE_OUTPUTS, tiles.stop * TILE_OUTPUTS)
-        _pack_codes(packed, weight.codes[rows], blob[tiles, packed.header_bytes :])
-        start = 0
-        for part in parts:
-            start = _pack_planes([plane[rows] for plane in part], blob[tiles], start)
+        headers = _headers(packed.layout, [[plane[rows] for plane in part] for part in parts])
+        lines = _lines(packed, weight.codes[rows])
+        for to_headers, to_codes in packed.layout.units(blob[tiles]):
+            count = to_headers.shape[1] * to_headers.shape[2]
+            to_headers.copy_(headers[:, :count].unflatten(1, to_headers.shape[1:3]))
+            headers = headers[:, count:]
+            count = to_codes.shape[1] * to_codes.shape[2]
+            to_codes.copy_(lines[:, :count].unflatten(1, to_codes.shape[1:3]))
+            lines = lines[:, count:]
     return replace(packed, blob=blob.view(-1))
 
 
@@ -338,7 +334,7 @@ def _zero_point(scales: Tensor, mins: Tensor, most: int) -> int | None:
 
 
 def _store_planes(planes: list[Tensor], group: int) -> tuple[Scales, list[list[Tensor]]]:
-    """Chooses how to store scales and minimums; returns what lies in a header, part by part."""
+    """Chooses how to store scales and minimums; returns the parts of headers."""
     if all(map(_fits_half, planes)):
         return Scales.FLOAT16, [[plane.to(torch.float16) for plane in planes]]
     if group in (16, 32):
@@ -359,28 +355,29 @@ def _parts(num_tiles: int, size: int = 256) -> Iterator[slice]:
         yield slice(start, min(start + size, num_tiles))
 
 
-def _pack_codes(packed: PackedQuantized, codes: Tensor, out: Tensor) -> None:
+def _lines(packed: PackedQuantized, codes: Tensor) -> Tensor:
+    """The lines of tiles' codes, [tiles, lines, 16, 4]."""
     num_rows, in_features = codes.shape
     padding = (0, packed.padded_inputs - in_features, 0, -num_rows % TILE_OUTPUTS)
     codes = functional.pad(codes, padding) if any(padding) else codes
     nibbles = 8 // packed.bits  # codes in a byte: of steps that follow each other
     steps = codes.unflatten(0, (-1, TILE_OUTPUTS)).unflatten(2, (-1, nibbles, STEP_INPUTS))
-    lines = out.unflatten(1, (-1, TILE_OUTPUTS, STEP_INPUTS)).transpose(1, 2)
-    if packed.bits == 4:
-        lines.copy_(steps[..., 0, :] | (steps[..., 1, :] << 4))
-    else:
-        lines.copy_(steps[..., 0, :])
+    steps = steps.transpose(1, 2)
+    return steps[..., 0, :] | (steps[..., 1, :] << 4) if packed.bits == 4 else steps[..., 0, :]
 
 
-def _pack_planes(planes: list[Tensor], out: Tensor, start: int) -> int:
-    """Writes [N, n] values of each plane to a part of the headers; returns where it ends."""
-    values = torch.stack(planes, dim=-1)  # [N, n, planes]
-    values = functional.pad(values, (0, 0, 0, 0, 0, -len(values) % TILE_OUTPUTS))
-    values = values.unflatten(0, (-1, TILE_OUTPUTS)).permute(0, 2, 3, 1).flatten(1).contiguous()
-    data = values.view(torch.uint8)
-    end = start + int(data.shape[1])
-    out[:, start:end].copy_(data)
-    return end
+def _headers(layout: TileLayout, parts: list[list[Tensor]]) -> Tensor:
+    """The headers of tiles, [tiles, spans, span_bytes], those without values too."""
+    num_spans = layout.num_units * layout.unit_spans
+    counts = [layout.span_groups] if len(parts) == 1 else [1, layout.span_groups]
+    found = []
+    for planes, count in zip(parts, counts, strict=True):
+        values = torch.stack(planes, dim=-1)  # [N, n, planes]
+        missing = num_spans * count - values.shape[1]
+        values = functional.pad(values, (0, 0, 0, missing, 0, -len(values) % TILE_OUTPUTS))
+        values = values.unflatten(0, (-1, TILE_OUTPUTS)).permute(0, 2, 3, 1).contiguous()
+        found.append(values.view(torch.uint8).flatten(1).unflatten(1, (num_spans, -1)))
+    return torch.cat(found, dim=2)
 
 
 def _dequantize(codes: Tensor, scales: Tensor, mins: Tensor, group: int) -> Tensor:
