@@ -20,7 +20,7 @@ from plait.platform.model.leaves import Packed
 from plait.platform.model.places import Place, Places
 from plait.platform.model.tables import Table, base_rows, changed_tables, embedding_scale
 from plait.platform.ops.lora import LoraPart, PlacedLora, lora_bytes, pack_lora
-from plait.platform.ops.quantized_weight import TILE_OUTPUTS
+from plait.platform.ops.tile_layout import TILE_OUTPUTS
 
 _ROWS_AT_ONCE = 1024  # of a base weight that is unpacked for its norms
 

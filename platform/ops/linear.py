@@ -24,7 +24,8 @@ from plait.platform.ops.quantized_linear import (
     quantized_linear,
     reference_quantized_linear,
 )
-from plait.platform.ops.quantized_weight import TILE_OUTPUTS, PackedQuantized, check_slice
+from plait.platform.ops.quantized_weight import PackedQuantized, check_slice
+from plait.platform.ops.tile_layout import TILE_OUTPUTS
 
 _INPUTS_PER_STEP = {torch.float32: 1, torch.bfloat16: 2}
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from plait.platform.ops._native import has_kernels
 from plait.platform.ops.linear import PackedWeight
-from plait.platform.ops.quantized_weight import TILE_OUTPUTS, PackedQuantized
+from plait.platform.ops.quantized_weight import PackedQuantized
+from plait.platform.ops.tile_layout import TILE_OUTPUTS
 
 
 def packed_rows(packed: PackedWeight | PackedQuantized, ids: Tensor, dtype: torch.dtype) -> Tensor:

@@ -363,7 +363,8 @@ def _lines(packed: PackedQuantized, codes: Tensor) -> Tensor:
     nibbles = 8 // packed.bits  # codes in a byte: of steps that follow each other
     steps = codes.unflatten(0, (-1, TILE_OUTPUTS)).unflatten(2, (-1, nibbles, STEP_INPUTS))
     steps = steps.transpose(1, 2)
-    return steps[..., 0, :] | (steps[..., 1, :] << 4) if packed.bits == 4 else steps[..., 0, :]
+    first: Tensor = steps[..., 0, :]
+    return first | (steps[..., 1, :] << 4) if packed.bits == 4 else first
 
 
 def _headers(layout: TileLayout, parts: list[list[Tensor]]) -> Tensor:
