@@ -126,7 +126,7 @@ class AdapterPool:
         """Forget a generation once nothing uses it; an unknown one is no error."""
         held = self.known.get(generation)
         if held is not None:
-            held.dropped = True
+            held.dropped, held.promised = True, False
             self._set_pinned(held, False)
             self._forget_if_unused(held)
 
@@ -364,11 +364,14 @@ class AdapterPool:
             self.tiers.free_device(held)
 
     def _failed(self, held: Held, error: PlaitError) -> None:
-        """It could not be read or placed. Where it was promised to nobody yet, it goes."""
+        """It could not be read or placed. Unless it was promised to somebody, it goes."""
         self.tiers.free_device(held)
         self._failures.append((held.generation, error))
-        if held.num_asked or held.info is None:
+        if not held.promised:
             self._refuse(held, error)
+        elif held.num_asked:  # for a pin that it did not have
+            self._answer_all(held, error)
+            self._set_pinned(held, False)
 
     def _refuse(self, held: Held, error: PlaitError) -> None:
         self._answer_all(held, error)
@@ -414,6 +417,7 @@ class AdapterPool:
             return
         if held.is_placed or not (held.pinned or held.job is Job.PLACING):
             self._answer_all(held, held.info)
+            held.promised = True
 
     def _check_new(self, held: Held) -> None:
         if held.device_bytes > self.tiers.device_budget:

@@ -44,6 +44,7 @@ class Held:
     waiting: int = 0  # who waits for it at all
     pinned: bool = False
     dropped: bool = False  # it goes when nothing uses it
+    promised: bool = False  # whoever asked was told that it is loaded, and has not dropped it since
     num_asked: int = 0  # answers that are owed for loading it
 
     @property

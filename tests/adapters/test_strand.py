@@ -155,3 +155,24 @@ def test_the_first_of_a_flow_runs_with_what_is_kept_ready_for_another_of_it(worl
     world.add([1], adapters=use("a"), priority=-1, max_tokens=2, **ENDLESS)
     world.drain()
     assert {s.finish_reason for s in world.ended.values()} == {FinishReason.LENGTH}
+
+
+def test_asking_in_vain_for_one_that_is_loaded_takes_it_from_nobody(world):
+    """Who was told that it is loaded goes on naming it: it comes once it can be placed again."""
+    load(world, a=16, b=16)
+    world.add([1], adapters=use("b"), max_tokens=2, **ENDLESS)
+    world.drain()
+    world.places.refused.add("a")
+    again = world.files.write("a", device_bytes=16)
+    again.pinned = True
+    world.pool.load(again)
+    settle(world)
+    for _ in range(4):
+        world.step()
+        world.between_steps()
+    (answer,) = world.pool.take_answers()
+    assert answer.error is not None
+    world.places.refused.clear()
+    world.add([1], adapters=use("a"), max_tokens=2, **ENDLESS)
+    world.drain()
+    assert {s.finish_reason for s in world.ended.values()} == {FinishReason.LENGTH}
