@@ -19,6 +19,8 @@ CONFIG = (TONE / "adapter_config.json").read_text()
 WEIGHTS = load_file(TONE / "adapter_model.safetensors")
 PROMPT = "Rewrite this politely: send me the invoice right now"
 
+if "PLAIT_ADMIN_KEY" not in os.environ:
+    raise SystemExit("set PLAIT_ADMIN_KEY, here and for the server: see above in this file")
 admin = {"Authorization": f"Bearer {os.environ['PLAIT_ADMIN_KEY']}"}
 client = httpx.Client(base_url="http://127.0.0.1:8000", headers=admin, timeout=60)
 

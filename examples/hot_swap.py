@@ -17,6 +17,8 @@ from openai import AsyncOpenAI
 PARTS = Path(__file__).parents[1] / "platform" / "demo" / "parts"
 QUESTION = "Rewrite this politely: send me the invoice right now"
 SERVER = "http://127.0.0.1:8000"
+if "PLAIT_ADMIN_KEY" not in os.environ:
+    raise SystemExit("set PLAIT_ADMIN_KEY, here and for the server: see above in this file")
 admin = {"Authorization": f"Bearer {os.environ['PLAIT_ADMIN_KEY']}"}
 
 

@@ -95,12 +95,18 @@ def fit(
     budget = shares.kv
     longest = sizes.longest_sequence(budget)
     if longest < min(2 * options.block_size, scheduler.max_model_len):
+        block = sizes.bytes_for(options.block_size)
+        if options.kv_cache_bytes is not None:
+            raise ConfigError(
+                f"--kv-cache-memory {human(budget)} holds no sequence: one block of every layer "
+                f"takes {human(block)}. Name more, or leave it out for what fits",
+                param="kv_cache_memory",
+            )
         raise ConfigError(
             f"no memory is left for KV: {human(budget)} of {human(available)} free after the "
             f"weights ({human(model.weight_bytes)}), and one block of every layer takes "
-            f"{human(sizes.bytes_for(options.block_size))}. Free memory, use a smaller model, or "
-            "raise --memory-utilization",
-            param="kv_cache_memory",
+            f"{human(block)}. Free memory, use a smaller model, or raise --memory-utilization",
+            param="memory_utilization",
         )
     if options.max_model_len is None and longest < scheduler.max_model_len:
         scheduler = replace(scheduler, max_model_len=longest)

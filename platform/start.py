@@ -17,6 +17,7 @@ from plait.platform.config import EngineConfig, ModelInfo, Options
 from plait.platform.errors import ConfigError
 from plait.platform.intake import Intake
 from plait.platform.machine.cores import num_threads, usable_cores
+from plait.platform.machine.instruction_set import check_instruction_set
 from plait.platform.starting.light_torch import import_torch, paused_collection
 from plait.platform.step_trace import StepTrace
 from plait.platform.text.tokenizer import Tokenizer
@@ -88,6 +89,7 @@ def start_engine(
             from plait.platform.model import load_model
 
         torch.set_num_threads(num_threads(options))
+        check_instruction_set()
     drafts = options.draft_model is not None and options.speculation != "off"
     if drafts:  # a wrong path is told before minutes go into the model's weights
         from plait.platform.starting.head_loading import find_head

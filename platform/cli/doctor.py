@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from plait.platform.cli.command import reporting
+
 
 def doctor(
     as_json: Annotated[
@@ -16,7 +18,10 @@ def doctor(
     """Probe this machine for a second or two: cores, memory, arithmetic, what is missing."""
     from plait.platform.machine import diagnosis
     from plait.platform.machine.cores import usable_cores
+    from plait.platform.machine.instruction_set import check_instruction_set
 
+    with reporting(debug=False):
+        check_instruction_set()
     cores = usable_cores()
     probes = diagnosis.probe(cores)
     findings = diagnosis.examine(probes, cores)

@@ -86,6 +86,8 @@ def test_a_short_context_is_no_lack_of_memory() -> None:
     assert fit(Options(max_model_len=3), MODEL, (FULL,), "bfloat16", GIB).kv_bytes > 0
     with pytest.raises(ConfigError, match="no memory is left"):
         fit(Options(), MODEL, (FULL,), "bfloat16", 1 << 20)
+    with pytest.raises(ConfigError, match=r"--kv-cache-memory 1.00KiB holds no sequence: one .* takes \S+iB"):
+        fit(Options(kv_cache_bytes=1024), MODEL, (FULL,), "bfloat16", GIB)
 
 
 def test_without_a_wish_the_context_shrinks_to_what_fits_and_says_so() -> None:

@@ -64,3 +64,9 @@ def test_a_draft_that_is_none_is_refused_before_the_model_is_loaded(
         start_engine(options, lambda phase, _: phases.append(phase))
     assert caught.value.param == "draft_model"
     assert "load model" not in phases
+
+
+def test_an_instruction_set_that_is_not_there_is_refused_before_anything_is_loaded(monkeypatch):
+    monkeypatch.setenv("PLAIT_CPU_ISA", "avx1024")
+    with pytest.raises(ConfigError, match="--cpu-isa: PLAIT_CPU_ISA=avx1024 is unknown"):
+        start_engine(Options(model="nowhere/nothing"))
