@@ -86,7 +86,8 @@ def test_a_short_context_is_no_lack_of_memory() -> None:
     assert fit(Options(max_model_len=3), MODEL, (FULL,), "bfloat16", GIB).kv_bytes > 0
     with pytest.raises(ConfigError, match="no memory is left"):
         fit(Options(), MODEL, (FULL,), "bfloat16", 1 << 20)
-    with pytest.raises(ConfigError, match=r"--kv-cache-memory 1.00KiB holds no sequence: one .* takes \S+iB"):
+    too_small = r"--kv-cache-memory 1.00KiB holds no sequence: one .* takes \S+iB"
+    with pytest.raises(ConfigError, match=too_small):
         fit(Options(kv_cache_bytes=1024), MODEL, (FULL,), "bfloat16", GIB)
 
 
