@@ -98,8 +98,8 @@ def fit(
         block = sizes.bytes_for(options.block_size)
         if options.kv_cache_bytes is not None:
             raise ConfigError(
-                f"--kv-cache-memory {human(budget)} holds no sequence: one block of every layer "
-                f"takes {human(block)}. Name more, or leave it out for what fits",
+                f"--kv-cache-memory {human(budget)} holds no sequence: one block of KV takes "
+                f"{human(block)} over all layers. Name more, or leave it out for what fits",
                 param="kv_cache_memory",
             )
         raise ConfigError(
