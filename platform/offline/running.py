@@ -74,12 +74,13 @@ class Running:
         try:
             with _Bar(sum(r.params.n for r, _ in jobs), show) as bar:
                 waiting = deque(Job(request=r, output=o, listen=bar.event) for r, o in jobs)
-                while waiting or any(not output.finished for _, output in jobs):
+                while True:
                     with self.turns:
                         while waiting and self._engine.has_room:
                             self._add(waiting.popleft())
-                        if any(not output.finished for _, output in jobs):
-                            self.step()
+                        if not waiting and all(output.finished for _, output in jobs):
+                            break
+                        self.step()
                     self.turns.yield_turn()
         finally:
             self._abort([request.request_id for request, _ in jobs])
