@@ -143,20 +143,10 @@ struct PairScores {
   }
 };
 
-// What is fetched while scores are computed, a line in each step: of each place in turn the second
-// line, then the fourth … (a core keeps few fetches under way and drops what is more).
-template <class Element>
-struct FetchedBeside {
-  const Element* const* places;
-  int64_t offset;  // from a place to its first line
-  int64_t last;    // the last place's number, below 32
-};
-
-// kRows queries against kVecs vectors of keys of one panel.
-template <class S, int kRows, int kVecs>
+// kRows queries against kVecs vectors of keys of one panel. fetched(i) is called beside step i.
+template <class S, int kRows, int kVecs, class Fetched>
 [[gnu::noinline]] void score_micro(const float* query, int64_t stride, const float* keys,
-                                   int64_t steps, float* scores,
-                                   const FetchedBeside<typename S::Element>& fetched) {
+                                   int64_t steps, float* scores, const Fetched& fetched) {
   using V = typename S::V;
   typename V::F sums[kRows][kVecs];
   PLAIT_UNROLL
@@ -164,11 +154,8 @@ template <class S, int kRows, int kVecs>
     PLAIT_UNROLL
     for (int v = 0; v < kVecs; ++v) sums[r][v] = V::zero();
   }
-  constexpr int64_t kLineValues = kLineBytes / static_cast<int64_t>(sizeof(typename S::Element));
   for (int64_t i = 0; i < steps; ++i) {
-    const int64_t place = least(i % kPanelKeys, fetched.last);
-    const int64_t line = 2 * (i / kPanelKeys) + 1;
-    __builtin_prefetch(fetched.places[place] + fetched.offset + line * kLineValues, 0, 2);
+    fetched(i);
     S::template step<kRows, kVecs>(sums, query, stride, keys + i * kPanelKeys, i);
   }
   PLAIT_UNROLL
@@ -178,10 +165,9 @@ template <class S, int kRows, int kVecs>
   }
 }
 
-template <class S, int kRows>
+template <class S, int kRows, class Fetched>
 void score_rows(const float* query, int64_t stride, const float* keys, int64_t steps,
-                int64_t num_vectors, float* scores,
-                const FetchedBeside<typename S::Element>& fetched) {
+                int64_t num_vectors, float* scores, const Fetched& fetched) {
   using V = typename S::V;
   constexpr int kPanelVecs = static_cast<int>(kPanelKeys / V::kLanes);
   constexpr int kVecs =

@@ -5,6 +5,7 @@
 
 #include "attention_math.h"
 #include "attention_pieces.h"
+#include "paged_attention_fetch.h"
 
 namespace plait {
 namespace {
@@ -71,29 +72,29 @@ template <class Element>
 struct WeightedKeys {
   const float* weight;
   const Element* const* keys;
-  int64_t value_offset;         // from a key to its value
-  const Element* const* ahead;  // a place for each key, of which as much is fetched as is read of V
+  int64_t value_offset;  // from a key to its value
   int64_t count;
 };
 
-// Adds weight × value, key by key, to kRows × kVecs vectors of the sums, from place d on.
-template <class V, class Order, class Element, int kRows, int kVecs>
+// Adds weight × value, key by key, to kRows × kVecs vectors of the sums, from place d on; beside
+// each key a line of what comes next is fetched.
+template <class V, class Order, class Element, int kRows, int kVecs, class Ahead>
 [[gnu::noinline]] void add_micro(const WeightedKeys<Element>& from, int64_t d, float* out,
-                                 int64_t stride) {
+                                 int64_t stride, Ahead& ahead) {
   typename V::F sums[kRows][kVecs];
   PLAIT_UNROLL
   for (int r = 0; r < kRows; ++r) {
     PLAIT_UNROLL
     for (int v = 0; v < kVecs; ++v) sums[r][v] = V::load(out + r * stride + v * V::kLanes);
   }
-  constexpr int kLineValues = kLineBytes / sizeof(Element);
   const int64_t value = from.value_offset + d;
-  for (int64_t key = 0; key < from.count; ++key) {
-    PLAIT_UNROLL
-    for (int at = 0; at < kVecs * static_cast<int>(V::kLanes); at += kLineValues) {
-      __builtin_prefetch(from.ahead[key] + d + at, 0, 2);
+  for (int64_t key = 0; key < from.count;) {
+    const int64_t end = least(from.count, key + kPanelKeys);
+    const FetchedLines lines = ahead.take(end - key);
+    for (int64_t i = 0; key < end; ++key, ++i) {
+      lines.fetch(i);
+      add_key<V, Order, Element, kRows, kVecs>(sums, from.weight + key, from.keys[key] + value);
     }
-    add_key<V, Order, Element, kRows, kVecs>(sums, from.weight + key, from.keys[key] + value);
   }
   PLAIT_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -102,13 +103,14 @@ template <class V, class Order, class Element, int kRows, int kVecs>
   }
 }
 
-template <class V, class Order, class Element, int kRows>
-void add_rows(const WeightedKeys<Element>& from, float* out, int64_t stride, int64_t num_vectors) {
+template <class V, class Order, class Element, int kRows, class Ahead>
+void add_rows(const WeightedKeys<Element>& from, float* out, int64_t stride, int64_t num_vectors,
+              Ahead& ahead) {
   in_pieces<vectors_beside<V>(kRows)>(num_vectors, 0, [&]<int n>(int64_t first) {
     // Where vectors belong together their number is even, so that no single one is left.
     if constexpr (n >= Order::kTogether) {
       const int64_t d = first * static_cast<int64_t>(V::kLanes);
-      add_micro<V, Order, Element, kRows, n>(from, d, out + d, stride);
+      add_micro<V, Order, Element, kRows, n>(from, d, out + d, stride, ahead);
     }
   });
 }

@@ -9,9 +9,9 @@
 //   softmax  row by row: new maximum, exponentials, sum (attention_softmax.h)
 //   add      P · V, up to six rows against up to eight vectors of D (attention_values.h)
 //
-// K and V are read where they lie, through one pointer per key, and fetched before: a tile's V
-// while its K is packed, and the next tile's K, be it another item's, while V is added. Slots that
-// a row does not see never enter its sums, whatever they hold.
+// K and V are read where they lie, through one pointer per key, and fetched before, while the tile
+// before them is computed (paged_attention_fetch.h). Slots that a row does not see never enter its
+// sums, whatever they hold.
 
 #pragma once
 
@@ -22,6 +22,7 @@
 #include "attention_softmax.h"
 #include "attention_values.h"
 #include "paged_attention.h"
+#include "paged_attention_fetch.h"
 #include "paged_attention_keys.h"
 
 namespace plait {
@@ -72,6 +73,7 @@ class Attention {
   using Element = typename S::Element;
   using Values = std::conditional_t<sizeof(Element) == 4, PlainValues, PairedValues>;
   static constexpr int64_t kLanes = static_cast<int64_t>(V::kLanes);
+  static constexpr int64_t kLinesPerWidenedKey = 2;
 
  public:
   Attention(const AttentionProblem& problem, float* scratch)
@@ -83,20 +85,18 @@ class Attention {
   }
 
   void run(AttentionQueue& queue) {
-    AttentionTile next = tile_from(p_, queue.take(), 0, queue);
-    find_keys(p_, next, zeros(), ahead_);
-    fetch_rest(next);
-    while (next.item != nullptr) {
-      const bool is_first = next.item != tile_.item;
-      tile_ = next;
-      for (int64_t key = 0; key < kTileKeys; ++key) keys_[key] = ahead_[key];
-      next = tile_from(p_, tile_.item, tile_.start + kTileKeys, queue);
-      find_keys(p_, next, zeros(), ahead_);
-      if (is_first) start();
+    TilesAhead<Element> ahead(p_, queue);
+    ahead_ = &ahead;
+    const AttentionItem* item = nullptr;
+    for (; ahead.tile().item != nullptr; ahead.advance()) {
+      if (ahead.tile().item != item && item != nullptr) finish();
+      tile_ = ahead.tile();
+      if (tile_.item != item) start();
+      item = tile_.item;
+      find_keys(p_, tile_, zeros(), keys_);
       attend();
-      fetch_rest(next);
-      if (next.item != tile_.item) finish();
     }
+    if (item != nullptr) finish();
   }
 
  private:
@@ -128,6 +128,7 @@ class Attention {
 
   void attend() {
     find_ends();
+    ahead_->fetch_keys();
     for (int64_t panel = tile_.begin / kPanelKeys * kPanelKeys; panel < tile_.end;
          panel += kPanelKeys) {
       pack(panel);
@@ -139,6 +140,7 @@ class Attention {
       softmax<V>(scratch_.scores + row * kTileKeys, scratch_.begin[row], scratch_.end[row],
                  {p_.scale, p_.softcap}, sums);
     }
+    ahead_->fetch_tile();
     // By panels where values are widened first, so that these stay in the nearest cache.
     const int64_t step = is_in_place_ ? kTileKeys : kPanelKeys;
     for (int64_t from = tile_.begin / step * step; from < tile_.end; from += step) {
@@ -163,48 +165,35 @@ class Attention {
     });
   }
 
-  // Transposes a panel's keys, eight at a time, and fetches every other line of their values
-  // meanwhile. The lines between them are fetched while scores are computed.
+  // Transposes a panel's keys, eight at a time.
   void pack(int64_t panel) {
     const int64_t end = least(panel + kPanelKeys, tile_.end);
+    const FetchedLines lines = ahead_->take(kPanelKeys);
+    int64_t line = 0;
     for (int64_t key = greatest(panel, tile_.begin / 8 * 8); key < end; key += 8) {
-      for (int64_t i = greatest(key, tile_.begin); i < least(key + 8, end); ++i) {
-        fetch(keys_[i] + p_.value_offset, 2 * kLineBytes);
-      }
+      PLAIT_UNROLL
+      for (int64_t i = 0; i < 8; ++i) lines.fetch(line++);
       S::pack(keys_ + key, p_.head_size, scratch_.keys + key - panel);
-    }
-  }
-
-  void fetch(const Element* from, int64_t apart) const {
-    const auto* const bytes = reinterpret_cast<const char*>(from);
-    const int64_t size = p_.head_size * static_cast<int64_t>(sizeof(Element));
-    for (int64_t at = 0; at < size; at += apart) __builtin_prefetch(bytes + at, 0, 2);
-  }
-
-  // K of the next tile where this one has no keys, beside which it would have been fetched.
-  void fetch_rest(const AttentionTile& next) const {
-    for (int64_t key = next.begin; key < next.end; ++key) {
-      if (key < tile_.begin || key >= tile_.end) fetch(ahead_[key], kLineBytes);
     }
   }
 
   void score(int64_t panel, int64_t row, int64_t rows) {
     const int64_t end = least(scratch_.end[row + rows - 1], panel + kPanelKeys);
     if (end <= panel || scratch_.begin[row] >= panel + kPanelKeys) return;
-    const int64_t first = greatest(panel, tile_.begin);
-    const FetchedBeside<Element> values{keys_ + first, p_.value_offset,
-                                        least(panel + kPanelKeys, tile_.end) - first - 1};
+    const FetchedLines lines = ahead_->take(S::steps(p_.head_size));
     with_rows(rows, [&]<int n>() {
       score_rows<S, n>(scratch_.query + row * scratch_.row_floats, scratch_.row_floats,
                        scratch_.keys, S::steps(p_.head_size), (end - panel + kLanes - 1) / kLanes,
-                       scratch_.scores + row * kTileKeys + panel, values);
+                       scratch_.scores + row * kTileKeys + panel,
+                       [lines](int64_t i) { lines.fetch(i); });
     });
   }
 
   void widen_values(int64_t panel) {
     const int64_t end = least(panel + kPanelKeys, tile_.end);
     for (int64_t key = greatest(panel, tile_.begin); key < end; ++key) {
-      fetch(ahead_[key], kLineBytes);
+      const FetchedLines lines = ahead_->take(kLinesPerWidenedKey);
+      for (int64_t i = 0; i < kLinesPerWidenedKey; ++i) lines.fetch(i);
       float* const to = scratch_.values + (key - panel) * scratch_.row_floats;
       const Element* const from = keys_[key] + p_.value_offset;
       int64_t d = 0;
@@ -235,13 +224,12 @@ class Attention {
     const int64_t vectors = (p_.head_size + kLanes - 1) / kLanes;
     with_rows(rows, [&]<int n>() {
       if (is_in_place_) {
-        const WeightedKeys<Element> keys{weight, keys_ + begin, p_.value_offset, ahead_ + begin,
-                                         end - begin};
-        add_rows<V, Values, Element, n>(keys, out, scratch_.row_floats, vectors);
+        const WeightedKeys<Element> keys{weight, keys_ + begin, p_.value_offset, end - begin};
+        add_rows<V, Values, Element, n>(keys, out, scratch_.row_floats, vectors, *ahead_);
       } else {
         const float* const* const wide = wide_values_ + begin;
-        const WeightedKeys<float> keys{weight, wide, 0, wide, end - begin};
-        add_rows<V, PlainValues, float, n>(keys, out, scratch_.row_floats, vectors);
+        const WeightedKeys<float> keys{weight, wide, 0, end - begin};
+        add_rows<V, PlainValues, float, n>(keys, out, scratch_.row_floats, vectors, *ahead_);
       }
     });
   }
@@ -281,10 +269,10 @@ class Attention {
   const bool is_in_place_;  // V is not widened before
   AttentionScratch scratch_;
 
+  TilesAhead<Element>* ahead_ = nullptr;
   AttentionTile tile_;
   int64_t num_rows_ = 0;
-  const Element* keys_[kTileKeys];   // of the tile
-  const Element* ahead_[kTileKeys];  // of the next one
+  const Element* keys_[kTileKeys];  // of the tile
   const float* wide_values_[kTileKeys];
 };
 

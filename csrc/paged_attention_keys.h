@@ -38,20 +38,25 @@ inline AttentionTile tile_from(const AttentionProblem& p, const AttentionItem* i
   return {};
 }
 
+// Where K of the block begins that has a position of the tile's item.
+template <class Element>
+inline const Element* block_of(const AttentionProblem& p, const AttentionTile& tile,
+                               int64_t position, const Element* pages) {
+  const AttentionItem& item = *tile.item;
+  const int64_t block = p.block_table[item.span * p.block_table_stride + position / p.block_size];
+  return pages + block * p.block_stride + item.kv_head * p.block_size * p.head_size;
+}
+
 // Points at K of every key that some row of the tile sees, and at zeros for all others.
 template <class Element>
 inline void find_keys(const AttentionProblem& p, const AttentionTile& tile, const Element* zeros,
                       const Element** keys) {
   for (int64_t key = 0; key < tile.begin; ++key) keys[key] = zeros;
   for (int64_t key = tile.end; key < kTileKeys; ++key) keys[key] = zeros;
-  if (tile.item == nullptr) return;
-  const auto* const pages =
-      static_cast<const Element*>(p.pages) + tile.item->kv_head * p.block_size * p.head_size;
-  const int32_t* block = p.block_table + tile.item->span * p.block_table_stride +
-                         (tile.start + tile.begin) / p.block_size;
-  int64_t slot = (tile.start + tile.begin) % p.block_size;
-  for (int64_t key = tile.begin; key < tile.end; ++block, slot = 0) {
-    const Element* from = pages + *block * p.block_stride + slot * p.head_size;
+  const auto* const pages = static_cast<const Element*>(p.pages);
+  for (int64_t key = tile.begin; key < tile.end;) {
+    const int64_t slot = (tile.start + key) % p.block_size;
+    const Element* from = block_of(p, tile, tile.start + key, pages) + slot * p.head_size;
     const int64_t end = least(tile.end, key + p.block_size - slot);
     for (; key < end; ++key, from += p.head_size) keys[key] = from;
   }

@@ -165,8 +165,7 @@ class VarlenAttention {
   void attend_rows(int64_t first, int64_t rows) {
     const float* const query = scratch_.query + first * scratch_.row_floats;
     float* const out = scratch_.out + first * scratch_.row_floats;
-    const Element* const near = at(p_.query, item_.first_row);
-    const FetchedBeside<Element> nothing{&near, 0, 0};  // K and V are packed before
+    const auto nothing = [](int64_t) {};  // K and V are packed before
     for (int64_t key = 0; key < tile_keys_; key += kPanelKeys) {
       const float* const panel = scratch_.keys + key / kPanelKeys * panel_floats();
       const int64_t vectors = (least(kPanelKeys, tile_keys_ - key) + kLanes - 1) / kLanes;
