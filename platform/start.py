@@ -98,7 +98,11 @@ def start_engine(
     with phase("load model"):
         loaded = load_model(options)
     with phase("load tokenizer"):
-        tokenizer = Tokenizer.load(loaded.tokenizer_source, chat_template=options.chat_template)
+        tokenizer = Tokenizer.load(
+            loaded.tokenizer_source,
+            chat_template=options.chat_template,
+            compile_templates=options.chat_template is not None,  # the user's is checked now
+        )
     executor = loaded.executor
     draft = None
     if drafts:

@@ -236,17 +236,22 @@ class EagleHead:
         return linear(out.flatten(1), w.o, w.o_bias)
 
 
+Recall = Callable[[Callable[[], HeadWeights]], HeadWeights]
+
+
 def load_head(
     directory: Path,
     executor: Executor,
     kept: Kept | None = None,
     threads: Threads = Threads(),  # noqa: B008 (frozen)
+    recall: Recall = lambda make: make(),
 ) -> EagleHead:
     """Load a head for the model of `executor`. `kept`: what its matrices are, else numbers.
 
-    Tables that it does not have are the model's, and what computes the model computes it, by
-    `threads` where that is a program. Raises `ModelUnsupported` where the head is not served, or
-    was made for another model.
+    `recall` may give weights that were made before, of the same files and model. Tables that it
+    does not have are the model's, and what computes the model computes it, by `threads` where that
+    is a program. Raises `ModelUnsupported` where the head is not served, or was made for another
+    model.
     """
     config = read_head_config(directory)
     _check_target(config, executor)
@@ -258,7 +263,8 @@ def load_head(
         ids = torch.arange(config.vocab_size) if token_ids is None else token_ids
         return _logit_rows(executor, ids)
 
-    weights = load_weights(directory, config, DTYPES[executor.kv_dtype], kept or Kept(), logit_rows)
+    dtype = DTYPES[executor.kv_dtype]
+    weights = recall(lambda: load_weights(directory, config, dtype, kept or Kept(), logit_rows))
     if weights.embed is None:
         _check_width(config, executor, "embed_tokens.weight")
     embed = executor.embed if weights.embed is None else _table(weights.embed)

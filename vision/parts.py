@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from plait.platform.errors import BadRequest, ImageTooLarge, Unsupported
-from plait.vision.sources import ImageSource, read_local, read_url
 
 if TYPE_CHECKING:
     from plait.platform.config import ModelInfo, Options
+    from plait.vision.sources import ImageSource
 
 # How large an image is shown to the model; see `plait.vision.shrink`.
 DETAILS = ("auto", "high", "low")
@@ -114,7 +114,9 @@ class PartReader:
 
     @property
     def _read_url(self) -> Callable[[str], ImageSource]:
-        return read_local if self.is_local else read_url
+        from plait.vision import sources  # what reads images waits for the first one
+
+        return sources.read_local if self.is_local else sources.read_url
 
 
 def take_images(
@@ -160,6 +162,8 @@ def _local(part: Mapping[str, Any], at: str) -> ImagePart:
     _only(part, frozenset({"type", kind}), at)
     if part.get(kind) is None:
         raise _wrong(f"{at}.{kind}", "is missing: give the image there")
+    from plait.vision.sources import read_local
+
     return ImagePart(at=f"{at}.{kind}", source=read_local(part[kind]))
 
 

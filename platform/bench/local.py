@@ -129,15 +129,6 @@ class LocalEngine:
         """Bytes of all packed weights; a decode step reads them once."""
         return self._config.model.weight_bytes
 
-    def what_runs(self) -> dict[str, str]:
-        """Executor, dtype and bytes of weights, for reports."""
-        model = self._config.model
-        return {
-            "executor": model.executor,
-            "dtype": model.dtype,
-            "weight_bytes": str(model.weight_bytes),
-        }
-
     def _copying_prompts(self, shape: Shape, seed: int) -> list[list[int]]:
         tokenizer = self._started.tokenizer
         texts = copying_texts(shape, lambda text: len(tokenizer.encode(text)), seed)

@@ -159,10 +159,16 @@ def _open_vision(
 # --- what a start depends on ---
 
 
+def key_of_start(options: Options, located: Located) -> str | None:
+    """Names the model as these options start it; None where nothing is kept, or it is not known."""
+    cache = open_cache(options)
+    return None if cache is None else _key(cache, located, options)
+
+
 def _key(cache: PackedCache, located: Located, options: Options) -> str | None:
     """Names all that a stored start depends on; None where it cannot be read."""
     try:
-        digests = [[path.name, cache.notes.digest(path)] for path in _files(located.path)]
+        digests = [[path.name, cache.notes.digest(path)] for path in files_of(located.path)]
     except (OSError, ModelUnsupported):  # a first start says what is wrong
         return None
     return key_of(
@@ -179,7 +185,7 @@ def _matters(option: str) -> bool:
     return option not in WITHOUT_EFFECT
 
 
-def _files(path: Path) -> list[Path]:
+def files_of(path: Path) -> list[Path]:
     """What a model is made from. Tokenizers are read at every start."""
     if path.is_file():
         return [path]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from plait.platform.budget import DraftSizes
@@ -12,6 +13,7 @@ from plait.platform.machine.cores import num_threads, pinned_cores
 from plait.platform.model.locating import locate
 from plait.platform.sampling import Sampler
 from plait.platform.starting.draft_loading import full_group, scratch_blocks
+from plait.platform.starting.stored_head import recall_head
 from plait.speculative.eagle import EagleSource, HeadBounds
 from plait.speculative.eagle_config import is_head
 from plait.speculative.eagle_head import EagleHead, load_head
@@ -86,7 +88,9 @@ def load_drafting_head(path: Path, options: Options, executor: Executor) -> Load
     """
     group = full_group(executor.kv_groups, executor.model)
     try:
-        head = load_head(path, executor, _kept(options, executor), _threads(options))
+        kept = _kept(options, executor)
+        recall = partial(recall_head, options, path, kept)
+        head = load_head(path, executor, kept, _threads(options), recall)
     except ModelUnsupported as error:
         raise ModelUnsupported(f"--draft: {error.message}", param="draft_model") from error
     bytes_per_value = DTYPES[executor.kv_dtype].itemsize

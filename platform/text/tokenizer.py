@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.platform.errors import BadRequest
 from plait.platform.text.added_tokens import ExtendedBackends
+from plait.platform.text.chat_templates import ChatTemplates
 from plait.platform.text.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
@@ -58,19 +59,23 @@ class Tokenizer:
         gguf_file: str | None = None,
         chat_template: str | None = None,
         revision: str | None = None,
+        compile_templates: bool = True,
     ) -> Tokenizer:
         """Load from a directory, a GGUF file, or a hub id (`HF_HUB_OFFLINE` is honoured).
 
         `gguf_file` names a file inside `source`. `chat_template`, a file or the template's own
-        text, replaces the checkpoint's. Raises `ModelUnsupported` where no tokenizer is found.
+        text, replaces the checkpoint's. Without `compile_templates` they are compiled when a chat
+        first needs them. Raises `ModelUnsupported` where no tokenizer is found, `ConfigError` where
+        a template does not compile.
         """
         from plait.platform.text.tokenizer_files import read_tokenizer_files
 
-        return cls(
-            read_tokenizer_files(
-                source, gguf_file=gguf_file, chat_template=chat_template, revision=revision
-            )
+        files = read_tokenizer_files(
+            source, gguf_file=gguf_file, chat_template=chat_template, revision=revision
         )
+        if compile_templates:
+            dict(files.chat_templates)
+        return cls(files)
 
     @property
     def _backend(self) -> Backend:
@@ -146,12 +151,9 @@ class Tokenizer:
 
     def with_chat_template(self, source: str) -> Tokenizer:
         """This tokenizer with another chat template. Raises `ConfigError` where it is none."""
-        from plait.platform.text.chat_template import ChatTemplate
-
-        own = self._templates.get("default")
-        named = {} if own is None else own.special_tokens
         other = copy.copy(self)
-        other._templates = {"default": ChatTemplate(source, named)}
+        other._templates = ChatTemplates({"default": source}, self._templates.special_tokens)
+        other._template(with_tools=False)
         return other
 
     def extended(self, tokens: Iterable[AddedToken], *, end_token: str | None = None) -> Tokenizer:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plait.platform.errors import ConfigError, ModelUnsupported
-from plait.platform.text.chat_template import ChatTemplate
+from plait.platform.text.chat_templates import ChatTemplates
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -37,7 +37,7 @@ class TokenizerFiles:
     backend: Backend
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    chat_templates: dict[str, ChatTemplate] = field(default_factory=dict)
+    chat_templates: ChatTemplates = field(default_factory=lambda: ChatTemplates({}, {}))
 
 
 def read_tokenizer_files(
@@ -100,7 +100,7 @@ def _from_directory(directory: Path, override: str | None) -> TokenizerFiles:
         backend=backend,
         bos_token_id=backend.token_to_id(named["bos_token"]) if "bos_token" in named else None,
         eos_token_ids=_eos_token_ids(directory, backend, named),
-        chat_templates={name: ChatTemplate(text, named) for name, text in sources.items()},
+        chat_templates=ChatTemplates(sources, named),
     )
 
 
@@ -114,7 +114,7 @@ def _from_gguf(path: Path, override: str | None) -> TokenizerFiles:
         backend=vocabulary.backend(),
         bos_token_id=vocabulary.bos_token_id,
         eos_token_ids=vocabulary.eos_token_ids(),
-        chat_templates={name: ChatTemplate(text, named) for name, text in sources.items()},
+        chat_templates=ChatTemplates(sources, named),
     )
 
 

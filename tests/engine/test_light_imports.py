@@ -6,6 +6,9 @@ import sys
 import pytest
 from support.tiny_models import make_checkpoint
 
+from plait import LLM
+from plait.platform.model import kept_weights
+
 SCRIPT = """
 import sys
 from plait.platform.config import Options
@@ -29,6 +32,31 @@ def test_a_start_leaves_the_compiler_out_and_whoever_wants_it_gets_it(tmp_path):
     directory = make_checkpoint("llama", tmp_path)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT, str(directory)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+TEXT = """
+import sys
+from plait import LLM, SamplingParams
+
+model, cache = sys.argv[1:]
+llm = LLM(model, packed_cache=cache, max_model_len=64, progress=False, encoder_cache_bytes=0)
+llm.generate("a b", SamplingParams(max_tokens=2))
+print([name for name in ("jinja2", "PIL", "transformers") if name in sys.modules])
+"""
+
+
+def test_texts_are_completed_without_what_chats_and_images_need(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_weights, "MIN_BYTES", 0)
+    directory, cache = str(make_checkpoint("llama", tmp_path / "model")), str(tmp_path / "cache")
+    LLM(directory, packed_cache=cache, max_model_len=64, encoder_cache_bytes=0).close()
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TEXT, directory, cache],
         capture_output=True,
         text=True,
         check=False,
@@ -74,6 +102,9 @@ import torch
 
 later = ("torch.export", "torch._meta_registrations", "sympy")
 print([name for name in later if name in sys.modules])
+import inspect
+
+assert inspect.getmodule.__module__ == "inspect"
 torch.ones(3).sum()
 {first}
 assert torch.export.export.__module__.startswith("torch.export")

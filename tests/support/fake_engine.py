@@ -32,7 +32,7 @@ from plait.platform.config import (
 from plait.platform.core import Event, FinishReason, Request, TokenLogprobs
 from plait.platform.errors import PlaitError
 from plait.platform.messages import Stats
-from plait.platform.text.chat_template import ChatTemplate
+from plait.platform.text.chat_templates import ChatTemplates
 from plait.platform.text.output import OutputText
 from plait.platform.text.tokenizer import Tokenizer
 from plait.platform.text.tokenizer_files import TokenizerFiles
@@ -59,7 +59,7 @@ def make_tokenizer() -> Tokenizer:
             backend=backend,
             bos_token_id=BOS,
             eos_token_ids=(EOS,),
-            chat_templates={"default": ChatTemplate(TEMPLATE, {})},
+            chat_templates=ChatTemplates({"default": TEMPLATE}, {}),
         )
     )
 

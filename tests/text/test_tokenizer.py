@@ -342,6 +342,13 @@ def test_a_template_that_does_not_compile_is_refused_at_load(checkpoint: Path) -
         with_template(checkpoint, "no-such-file.jinja")
 
 
+def test_templates_can_wait_until_a_chat_needs_them(checkpoint: Path) -> None:
+    later = Tokenizer.load(checkpoint, chat_template="{% for %}", compile_templates=False)
+    assert later.has_chat_template
+    with pytest.raises(ConfigError, match="does not compile"):
+        later.render_chat(HELLO)
+
+
 def test_without_a_template_the_error_says_what_to_do() -> None:
     with pytest.raises(BadRequest, match="--chat-template"):
         tiny_tokenizers.tokenizer("byte_level").render_chat(HELLO)
