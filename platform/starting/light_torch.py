@@ -141,15 +141,16 @@ def _frames_of_known_modules() -> Iterator[None]:
     """
     search = inspect.getmodule
 
-    def getmodule(of: object, _filename: str | None = None) -> ModuleType | None:
+    def getmodule(of: Any, _filename: str | None = None) -> ModuleType | None:
         name = of.f_globals.get("__name__", "") if isinstance(of, FrameType) else ""
         return sys.modules.get(name) or search(of, _filename)
 
-    inspect.getmodule = getmodule
+    patched: Any = inspect
+    patched.getmodule = getmodule
     try:
         yield
     finally:
-        inspect.getmodule = search
+        patched.getmodule = search
 
 
 @contextmanager
