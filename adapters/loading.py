@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from plait.adapters.adapter import Adapter, LowRank
@@ -41,6 +42,9 @@ from plait.adapters.sites import ModelSites, SiteKind
 from plait.adapters.tables import BaseWeight, make_tables
 from plait.adapters.tensors import not_finite, read_tensors
 from plait.platform.errors import AdapterStorageFailed, InvalidAdapter
+
+# Of a weight, by its Frobenius norm: with more, some input has no product in float32 or bfloat16.
+LARGEST_CHANGE = torch.finfo(torch.bfloat16).max
 
 SitesOf = ModelSites | Callable[[PeftConfig, SafetensorsHeader], ModelSites]
 
@@ -149,6 +153,15 @@ def _check_copies(plan: Plan, tensors: Mapping[str, Tensor]) -> None:
             raise InvalidAdapter(f"{name} and {copy} are one module's, and differ: which is meant?")
 
 
+def _too_large(part: LowRank, norm: float) -> str:
+    largest = [f"{float(x.abs().max()):.2g}" for x in (part.a, part.b)]
+    return (
+        f"the change of {part.site.name} has the norm {norm:.2g}, beyond what the model's numbers "
+        f"hold: its A has values up to {largest[0]}, its B up to {largest[1]}, its scale is "
+        f"{part.scale:.2g}"
+    )
+
+
 def _make(generation: str, files: _Files, max_rank: int, base_weight: BaseWeight | None) -> Adapter:
     plan = files.plan
     tables = make_tables(plan, files.tensors, base_weight)
@@ -159,6 +172,9 @@ def _make(generation: str, files: _Files, max_rank: int, base_weight: BaseWeight
         wholes=tables.wholes,
     )
     norms = [change_norm(part) for part in adapter.low_rank]
+    for part, norm in zip(adapter.low_rank, norms, strict=True):
+        if norm > LARGEST_CHANGE:
+            raise InvalidAdapter(_too_large(part, norm))
     # A norm of zero may be a small number that vanished when squared: then look again.
     low_rank = (
         part

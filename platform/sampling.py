@@ -34,7 +34,7 @@ from plait.platform.core import (
     StepResult,
     TokenLogprobs,
 )
-from plait.platform.errors import BadRequest, InternalError
+from plait.platform.errors import BadRequest, InternalError, InvalidAdapter
 from plait.platform.logits import penalties
 from plait.platform.logits.logprobs import token_logprobs
 from plait.platform.logits.noise import Noise, stream_key
@@ -126,7 +126,7 @@ class Sampler:
                 first_row = int(batch.query_start[s])
                 prompt = self._prompt_logprobs(span, first_row, hidden, executor)
                 results[s] = _with_prompt(results[s], prompt)
-        return StepResult(spans=tuple(results))
+        return StepResult(spans=tuple(map(_blamed, plan.spans, results)))
 
     def _is_plain(self, span: Span) -> bool:
         """Whether nothing but the likeliest token of each row is asked for."""
@@ -298,6 +298,10 @@ def kept_values(
 
 
 _NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
+_NOT_FINITE_WITH = (
+    "the logits are not finite (NaN or infinity) with this request's adapter: it changes the model "
+    "by more than its numbers hold"
+)
 NOTHING_LEFT = "allowed_token_ids and bad_words leave no token to choose"
 _GRAMMAR_AND = (
     "the constraint on the answer's form, with allowed_token_ids, bad_words and the model's own "
@@ -374,6 +378,13 @@ def _verified(spans: SequenceOf[Span], tokens: SequenceOf[int]) -> list[SpanResu
         )
         row += span.num_samples
     return results
+
+
+def _blamed(span: Span, result: SpanResult) -> SpanResult:
+    """The result, where an adapter may be at fault in place of the model."""
+    if result.error != _NOT_FINITE or not span.sequence.request.adapters:
+        return result
+    return SpanResult(error=_NOT_FINITE_WITH, error_code=InvalidAdapter.code)
 
 
 def _with_prompt(result: SpanResult, prompt: tuple[TokenLogprobs, ...] | str) -> SpanResult:

@@ -138,7 +138,8 @@ def _write_tokenizer(file: Path, folder: Path, image_token: str) -> dict[str, in
 
     vocabulary = GGUFVocabulary(file)
     backend = vocabulary.backend()
-    backend.save(str(folder / "tokenizer.json"))
+    # Not by its own `save`, which calls a full disk a bare `Exception`.
+    (folder / "tokenizer.json").write_text(backend.to_str(pretty=True), encoding="utf-8")
     named = vocabulary.named_tokens()
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 8192}
     (folder / "chat_template.jinja").write_text(_template(vocabulary), encoding="utf-8")

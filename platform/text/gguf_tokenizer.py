@@ -126,6 +126,14 @@ class GGUFVocabulary:
 
     def backend(self) -> Backend:
         """The `tokenizers` object; its ids are the file's."""
+        try:
+            return self._backend()
+        except ModelUnsupported:
+            raise
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ModelUnsupported(f"the GGUF file's tokenizer cannot be read: {error}") from error
+
+    def _backend(self) -> Backend:
         from tokenizers import AddedToken
 
         backend = self._byte_level() if self.kind == "gpt2" else self._sentence_piece()

@@ -92,10 +92,22 @@ def test_values_that_are_not_finite_are_found_in_every_dtype(llama, tmp_path, dt
     with pytest.raises(InvalidAdapter) as caught:
         load_adapter("g", directory, llama[1], max_rank=8)
     assert caught.value.report.not_finite == (name,)
-    tensors[name][-1, -1] = -torch.finfo(dtype).max  # large, and a number
+    tensors[name][-1, -1] = -min(1e30, torch.finfo(dtype).max)  # large, and a number
     save_file(tensors, directory / WEIGHTS)
     report = load_adapter("g", directory, llama[1], max_rank=8).info.report
     assert max(site.change_norm for site in report.sites) < float("inf")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_change_that_no_number_holds_is_refused_by_its_site(llama, tmp_path, dtype):
+    directory = make_adapter(llama[0], tmp_path, dtype=dtype, r=3, target_modules=["q_proj"])
+    tensors = load_file(directory / WEIGHTS)
+    for name in sorted(tensors)[2:4]:  # the second layer's A and B
+        tensors[name].fill_(1e30)
+    save_file(tensors, directory / WEIGHTS)
+    words = r"layers\.1\.self_attn\.q_proj has the norm .*A has values up to 1e\+30"
+    with pytest.raises(InvalidAdapter, match=words):
+        load_adapter("g", directory, llama[1], max_rank=8)
 
 
 def test_one_place_under_two_names_is_refused(moe, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sampling_steps import PROMPT, Model, decode_span, make_sequence, run_step
 
-from plait.platform.core import Sequence, Span, SpanResult
+from plait.platform.core import AdapterUse, Sequence, Span, SpanResult
 from plait.platform.logits.token_filters import kept_tokens, largest, nucleus
 from plait.platform.sampling import MAX_LOGIT_ROWS, Sampler
 
@@ -375,6 +376,21 @@ def test_padding_of_the_vocabulary_is_never_chosen(params: dict[str, Any]) -> No
     result = run_step(sampler, Model(lambda history: logits), spans)
     assert all(span.token_ids[0] < 101 for span in result.spans)
     assert all(i < 101 for s in result.spans for lp in s.logprobs for i, _ in lp.top)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"logprobs": 1}, {"prompt_logprobs": 1}])
+def test_a_row_that_is_not_finite_is_the_adapters_fault_where_there_is_one(params: Any) -> None:
+    def logits(_history: tuple[int, ...]) -> np.ndarray:
+        return np.full(VOCAB, math.nan, np.float32)
+
+    plain, adapted = make_sequence(0, **params), make_sequence(1, **params)
+    uses = (AdapterUse(generation="a" * 64),)
+    adapted.request = replace(adapted.request, adapters=uses)
+    spans = [decode_span(plain), decode_span(adapted)]
+    model, other = run_step(Sampler(VOCAB, EOS), Model(logits), spans).spans
+    assert (model.error_code, other.error_code) == ("internal_error", "invalid_lora_adapter")
+    assert "adapter" in str(other.error)
+    assert "adapter" not in str(model.error)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, "all -inf"])

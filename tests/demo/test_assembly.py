@@ -95,6 +95,22 @@ def test_what_failed_to_be_made_leaves_nothing_behind(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+def test_a_full_disk_is_named_whatever_does_not_fit(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write = assembly._write
+
+    def write_to_a_full_disk(file: Path, folder: Path) -> None:
+        (folder / name).symlink_to("/dev/full")
+        write(file, folder)
+
+    monkeypatch.setattr(assembly, "_write", write_to_a_full_disk)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        assembly.assemble(tmp_path)
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"in /.*file/demo: Not a directory"):
