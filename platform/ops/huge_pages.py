@@ -23,12 +23,15 @@ _CHUNK = 16 << 20
 _HAS_HUGE_PAGES = hasattr(mmap, "MADV_HUGEPAGE")
 
 
-def huge_memory(num_bytes: int) -> Tensor:
-    """Bytes `[num_bytes]`, zero, of this process alone, in huge pages where the system has them."""
+def huge_memory(num_bytes: int, shift: int = 0) -> Tensor:
+    """Bytes `[num_bytes]`, zero, of this process alone, in huge pages where the system has them.
+
+    There, the first byte lies `shift` bytes behind the beginning of a page.
+    """
     if not _HAS_HUGE_PAGES or num_bytes < WORTH_IT:
         return torch.zeros(num_bytes, dtype=torch.uint8)
-    memory, start = _map(num_bytes)
-    return torch.frombuffer(memory, dtype=torch.uint8, count=num_bytes, offset=start)
+    memory, start = _map(num_bytes + shift)
+    return torch.frombuffer(memory, dtype=torch.uint8, count=num_bytes, offset=start + shift)
 
 
 def lasting_memory(num_bytes: int) -> Tensor:

@@ -29,3 +29,10 @@ def test_pieces_outlive_each_other():
     more = [lasting_memory(5_000_000) for _ in range(4)]
     assert not any(piece.any() for piece in more)
     assert [int(piece[-1]) for piece in kept] == [2, 4, 6, 8]
+
+
+def test_a_shifted_piece_begins_so_far_behind_the_beginning_of_a_page():
+    piece = huge_memory(WORTH_IT, 640)
+    assert piece.data_ptr() % (2 << 20) == 640
+    assert piece.untyped_storage().nbytes() == WORTH_IT
+    assert not piece.any()

@@ -1,3 +1,5 @@
+from itertools import combinations
+
 import pytest
 import torch
 from support import cpu_isa
@@ -316,6 +318,15 @@ def test_adapters_of_one_shape_share_their_table(generator):
     assert first.buffer.data_ptr() != second.buffer.data_ptr()
     assert other.table is not first.table
     assert other.unpack(3)[0].rank == 5
+
+
+def test_large_adapters_do_not_begin_at_addresses_that_share_a_cache_set():
+    part = LoraPart(a=torch.ones(64, 40_000), b=torch.ones(30_000, 64), scale=1.0)
+    placed = [ops.pack_lora({0: [part]}, 1, torch.bfloat16) for _ in range(4)]
+    begins = [one.buffer.data_ptr() % (64 << 10) for one in placed]
+    apart = [min((a - b) % (64 << 10), (b - a) % (64 << 10)) for a, b in combinations(begins, 2)]
+    assert min(apart) >= 8 << 10
+    assert all(begin % 64 == 0 for begin in begins)
 
 
 def test_refusals_name_what_does_not_fit(generator):
