@@ -26,7 +26,7 @@ _MOST_CODE = 127
 # Steps read the same piece of many adapters, one after the other, and fetch some ahead. A cache
 # holds few lines whose addresses are the same in the last 16 bits, as they would be where every
 # adapter begins a huge page. Shifted by parts of that, those of a few neighbours lie far apart.
-# Steps over 32 of rank 16 take 0.8 of 15 ms less for them.
+# What 32 of rank 16 add to a step is then 12.3 ms instead of 12.8.
 _CACHE_WAY = 64 << 10
 _SHIFT = 633 * 64  # lines; by the golden ratio
 _MADE = itertools.count()
