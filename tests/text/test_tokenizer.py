@@ -206,7 +206,7 @@ def test_a_damaged_gguf_file_is_refused(tmp_path: Path) -> None:
     merge = b"h e" if b"h e" in data else b"t h"
     assert merge in data
     damaged.write_bytes(data.replace(merge, merge[:2] + b"\x01", 1))
-    with pytest.raises(ModelUnsupported, match="tokenizer cannot be read: .*out of vocabulary"):
+    with pytest.raises(ModelUnsupported, match=r"tokenizer cannot be read: .*out of vocabulary"):
         Tokenizer.load(damaged)
     huge = bytearray(data)
     huge[16:24] = (2**62).to_bytes(8, "little")  # number of keys
