@@ -78,8 +78,13 @@ def is_head(directory: Path) -> bool:
         "speculators_model_type" in raw
         or "eagle_config" in raw
         or "draft_vocab_size" in raw
-        or any("eagle" in str(name).lower() for name in raw.get("architectures") or ())
+        or any("eagle" in name.lower() for name in _architectures(raw))
     )
+
+
+def _architectures(raw: Mapping[str, Any]) -> list[str]:
+    named = raw.get("architectures")
+    return [str(name) for name in named] if isinstance(named, list) else []
 
 
 def read_head_config(directory: Path) -> HeadConfig:
@@ -90,11 +95,14 @@ def read_head_config(directory: Path) -> HeadConfig:
     except (OSError, ValueError) as error:
         raise _unsupported(name, f"has no readable config.json: {error}") from error
     kind = raw.get("speculators_model_type")
-    if kind is None and any("eagle3" in str(a).lower() for a in raw.get("architectures") or ()):
-        return _config(name, raw, raw)
-    if kind == "eagle3" and isinstance(raw.get("transformer_layer_config"), dict):
-        return _config(name, raw, raw["transformer_layer_config"])
-    found = kind or ", ".join(raw.get("architectures") or ("nothing",))
+    try:
+        if kind is None and any("eagle3" in name.lower() for name in _architectures(raw)):
+            return _config(name, raw, raw)
+        if kind == "eagle3" and isinstance(raw.get("transformer_layer_config"), dict):
+            return _config(name, raw, raw["transformer_layer_config"])
+    except (AttributeError, TypeError) as error:  # a list where an object should be, and the like
+        raise _unsupported(name, f"has a config that is not valid: {error}") from error
+    found = kind or ", ".join(_architectures(raw)) or "nothing"
     raise _unsupported(
         name, f"holds {found}: of such heads EAGLE-3 alone is served (LlamaForCausalLMEagle3)"
     )

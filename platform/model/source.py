@@ -120,9 +120,10 @@ def _parse_config(raw: dict[str, Any], path: Path, name: str) -> PreTrainedConfi
 
 def _quantization(raw: dict[str, Any]) -> dict[str, Any] | None:
     """How the weights are quantised, if we can read that; some checkpoints say it further in."""
-    found = raw.get("quantization_config") or (raw.get("text_config") or {}).get(
-        "quantization_config"
-    )
+    text = raw.get("text_config") or {}
+    if not isinstance(text, dict):
+        raise ModelUnsupported(f"config.json: text_config is {text!r:.40}, and no mapping")
+    found = raw.get("quantization_config") or text.get("quantization_config")
     if not found:
         return None
     if not isinstance(found, dict):
@@ -151,14 +152,22 @@ def _vision_family(raw: dict[str, Any], config: PreTrainedConfig) -> VisionFamil
 
 def _shown(raw: dict[str, Any], config: PreTrainedConfig) -> str:
     """What to call the model's class in messages."""
-    architectures = raw.get("architectures") or []
-    return str(architectures[0] if architectures else config.model_type)
+    named = _architectures(raw)
+    return named[0] if named else str(config.model_type)
+
+
+def _architectures(raw: dict[str, Any]) -> list[str]:
+    """What the checkpoint calls the classes that it was saved from. Raises `ModelUnsupported`."""
+    named = raw.get("architectures") or []
+    if not isinstance(named, list):
+        raise ModelUnsupported(f"config.json: architectures is {named!r:.40}, and no list of names")
+    return [str(name) for name in named]
 
 
 def _model_class(
     raw: dict[str, Any], config: PreTrainedConfig, name: str, vision: VisionFamily | None
 ) -> type[Any]:
-    architectures = raw.get("architectures") or []
+    architectures = _architectures(raw)
     shown = _shown(raw, config)
     if getattr(config, "is_encoder_decoder", False):
         raise ModelUnsupported(f"{shown} is an encoder-decoder model; only decoders are served")

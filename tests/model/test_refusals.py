@@ -65,6 +65,13 @@ def test_refused_by_name(model_class, config, words, tmp_path):
     assert words in reason(save(tmp_path, model_class, config))
 
 
+@pytest.mark.parametrize("field", ["architectures", "text_config"])
+def test_a_field_of_another_form_is_refused_by_name(field, tmp_path):
+    directory = make_checkpoint("llama", tmp_path)
+    rewrite_config(directory, **{field: 1})
+    assert f"{field} is 1" in reason(directory)
+
+
 def test_a_headless_checkpoint_is_refused(tmp_path):
     directory = make_checkpoint("llama", tmp_path)
     rewrite_config(directory, architectures=["LlamaForSequenceClassification"])
