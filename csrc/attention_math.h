@@ -16,6 +16,7 @@ inline int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 inline float widen(float value) { return value; }
+inline float widen(int8_t value) { return value; }
 inline float widen(uint16_t value) { return bf16_to_float(value); }
 inline void narrow(float value, float* to) { *to = value; }
 inline void narrow(float value, uint16_t* to) { *to = float_to_bf16(value); }

@@ -72,7 +72,8 @@ template <class V, int kRows, int kVecs, class Keys>
 template <class Vec, class T>
 struct FloatScores {
   using V = Vec;
-  using Element = float;
+  using Element = float;  // of queries and outputs
+  using Stored = float;   // of pages
 
   static int64_t steps(int64_t head_size) { return head_size; }
   static void load_query(const float* from, float* to, int64_t head_size) {
@@ -97,6 +98,7 @@ template <class Vec, class T>
 struct PairScores {
   using V = Vec;
   using Element = uint16_t;
+  using Stored = uint16_t;
 
   static int64_t steps(int64_t head_size) { return (head_size + 1) / 2; }
   static void load_query(const uint16_t* from, float* to, int64_t head_size) {
@@ -140,6 +142,52 @@ struct PairScores {
     for (int v = 0; v < kVecs; ++v) {
       accumulate(sums[0][v], sums[1][v], sums[2][v], x, y, z, pairs + 2 * v * V::kLanes);
     }
+  }
+};
+
+// Of keys in whole numbers, in fp32; whoever calls multiplies a score by its key's scale. Panels
+// hold four of them in the place of a float. E: what queries are.
+template <class Vec, class T, class E>
+struct CodeScores {
+  using V = Vec;
+  using Element = E;
+  using Stored = int8_t;
+
+  static int64_t steps(int64_t head_size) { return (head_size + 3) / 4; }
+  static void load_query(const E* from, float* to, int64_t head_size) {
+    for (int64_t d = 0; d < head_size; ++d) to[d] = widen(from[d]);
+    for (int64_t d = head_size; d < 4 * steps(head_size); ++d) to[d] = 0.0f;
+  }
+  static void pack(const int8_t* const* keys, int64_t head_size, float* panel) {
+    T::transpose(keys, head_size / 4, panel);
+    const auto rest = static_cast<size_t>(head_size % 4);
+    if (rest == 0) return;
+    for (int i = 0; i < 8; ++i) {
+      uint32_t last = 0;
+      std::memcpy(&last, keys[i] + head_size / 4 * 4, rest);
+      std::memcpy(panel + head_size / 4 * kPanelKeys + i, &last, sizeof(last));
+    }
+  }
+
+  template <int kRows, int kVecs>
+  [[gnu::always_inline]] static inline void step(typename V::F (&sums)[kRows][kVecs],
+                                                 const float* query, int64_t stride,
+                                                 const float* keys, int64_t i) {
+    const float* const q = query + 4 * i;
+    add_byte<0>(sums, q, stride, keys);
+    add_byte<1>(sums, q + 1, stride, keys);
+    add_byte<2>(sums, q + 2, stride, keys);
+    add_byte<3>(sums, q + 3, stride, keys);
+  }
+
+ private:
+  template <int kByte, int kRows, int kVecs>
+  [[gnu::always_inline]] static inline void add_byte(typename V::F (&sums)[kRows][kVecs],
+                                                     const float* q, int64_t stride,
+                                                     const float* keys) {
+    add_products<V, kRows, kVecs>(sums, q, stride, [=](int v) {
+      return V::template byte_of_four<kByte>(keys + v * V::kLanes);
+    });
   }
 };
 

@@ -14,6 +14,7 @@ namespace {
 struct DotScores {
   using V = Avx512Vec;
   using Element = uint16_t;
+  using Stored = uint16_t;
 
   static int64_t steps(int64_t head_size) { return (head_size + 1) / 2; }
   static void load_query(const uint16_t* from, float* to, int64_t head_size) {

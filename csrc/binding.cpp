@@ -63,10 +63,12 @@ void check_dense_last(const Tensor& t, const char* op, const char* name) {
 }
 
 struct PageShape {
-  int64_t num_blocks, num_layers, num_kv_heads, block_size, head_size;
+  int64_t num_blocks, num_layers, num_kv_heads, block_size, slot_size;
   int64_t element_size;
+  bool is_codes;
 
-  int64_t half() const { return num_kv_heads * block_size * head_size; }  // K or V of a layer
+  int64_t head_size() const { return is_codes ? slot_size - plait::kKvScaleBytes : slot_size; }
+  int64_t half() const { return num_kv_heads * block_size * slot_size; }  // K or V of a layer
   int64_t block_stride() const { return num_layers * 2 * half(); }
 };
 
@@ -75,12 +77,15 @@ PageShape check_pages(const Tensor& pages, int64_t layer, const char* op) {
   check_shape(pages, {-1, -1, 2, -1, -1, -1}, op, "pages",
               "[num_blocks, L, 2, Hkv, block_size, D]");
   const ScalarType type = pages.scalar_type();
-  check(type == ScalarType::Float || type == ScalarType::BFloat16, op,
-        "pages must be float32 or bfloat16");
+  const bool is_codes = type == ScalarType::Char;
+  check(type == ScalarType::Float || type == ScalarType::BFloat16 || is_codes, op,
+        "pages must be float32, bfloat16 or int8");
   check(pages.is_contiguous(), op, "pages must be contiguous");
   PageShape shape{pages.size(0), pages.size(1), pages.size(3),
-                  pages.size(4), pages.size(5), type == ScalarType::Float ? 4 : 2};
-  check(shape.half() > 0, op, "pages must hold something, they are ", shape_of(pages));
+                  pages.size(4), pages.size(5), type == ScalarType::Float ? 4 : is_codes ? 1 : 2,
+                  is_codes};
+  check(shape.half() > 0 && shape.head_size() > 0, op, "pages must hold something, they are ",
+        shape_of(pages));
   check(layer >= 0 && layer < shape.num_layers, op, "layer ", layer, " is not one of the ",
         shape.num_layers, " layers in pages");
   return shape;
@@ -93,12 +98,16 @@ plait::KvRows check_rows(const Tensor& t, const Tensor& pages, const PageShape& 
                          int64_t num_tokens, const char* name) {
   constexpr const char* op = "kv_write";
   check_shape(t, {num_tokens, shape.num_kv_heads, -1}, op, name, "[T, Hkv, D]");
-  check_type(t, pages.scalar_type(), op, name, "of the pages' dtype");
-  check(t.size(2) <= shape.head_size, op, name, " has head size ", t.size(2),
-        ", the pages have only ", shape.head_size);
+  const ScalarType type = shape.is_codes ? t.scalar_type() : pages.scalar_type();
+  check(type == ScalarType::Float || type == ScalarType::BFloat16, op, name,
+        " must be float32 or bfloat16");
+  check_type(t, type, op, name, "of the pages' dtype");
+  check(t.size(2) <= shape.head_size(), op, name, " has head size ", t.size(2),
+        ", the pages have only ", shape.head_size());
   check_dense_last(t, op, name);
-  return {static_cast<const char*>(t.const_data_ptr()), t.stride(0) * shape.element_size,
-          t.stride(1) * shape.element_size, t.size(2) * shape.element_size};
+  const int64_t size = type == ScalarType::Float ? 4 : 2;
+  return {static_cast<const char*>(t.const_data_ptr()), t.stride(0) * size, t.stride(1) * size,
+          t.size(2) * size};
 }
 
 void kv_write(const Tensor& pages, int64_t layer, const Tensor& key, const Tensor& value,
@@ -124,8 +133,13 @@ void kv_write(const Tensor& pages, int64_t layer, const Tensor& key, const Tenso
   to.data = static_cast<char*>(pages.mutable_data_ptr()) + layer * 2 * shape.half() * size;
   to.block_stride = shape.block_stride() * size;
   to.value_offset = shape.half() * size;
-  to.head_bytes = shape.head_size * size;
+  to.head_bytes = shape.slot_size * size;
   to.block_size = shape.block_size;
+  if (shape.is_codes) {
+    check_type(value, key.scalar_type(), op, "value", "of the key's dtype");
+    to.codes = key.scalar_type() == ScalarType::Float ? plait::KvCodes::kOfFloat32
+                                                      : plait::KvCodes::kOfBfloat16;
+  }
   const int64_t row_bytes = 2 * shape.num_kv_heads * to.head_bytes;
   const int64_t grain = std::max<int64_t>(1, 200'000 / row_bytes);  // about 20 µs of copying
   const plait::Body write = [&](size_t begin, size_t end) {
@@ -150,8 +164,11 @@ Tensor paged_attention(const Tensor& query, const Tensor& pages, int64_t layer,
                        const std::optional<Tensor>& sinks, const std::optional<Tensor>& ranges) {
   constexpr const char* op = "paged_attention";
   const PageShape shape = check_pages(pages, layer, op);
-  check_shape(query, {-1, -1, shape.head_size}, op, "query", "[T, Hq, D] with the pages' D");
-  check_type(query, pages.scalar_type(), op, "query", "of the pages' dtype");
+  check_shape(query, {-1, -1, shape.head_size()}, op, "query", "[T, Hq, D] with the pages' D");
+  const ScalarType type = shape.is_codes ? query.scalar_type() : pages.scalar_type();
+  check(type == ScalarType::Float || type == ScalarType::BFloat16, op,
+        "query must be float32 or bfloat16");
+  check_type(query, type, op, "query", "of the pages' dtype");
   check_dense_last(query, op, "query");
   check(query.size(1) > 0 && query.size(1) % shape.num_kv_heads == 0, op, query.size(1),
         " query heads are no multiple of the ", shape.num_kv_heads, " KV heads");
@@ -176,6 +193,7 @@ Tensor paged_attention(const Tensor& query, const Tensor& pages, int64_t layer,
   p.num_blocks = shape.num_blocks;
   p.block_stride = shape.block_stride();
   p.value_offset = shape.half();
+  p.slot_stride = shape.slot_size;
   p.block_size = shape.block_size;
   p.block_table = static_cast<const int32_t*>(block_table.const_data_ptr());
   p.block_table_stride = block_table.stride(0);
@@ -184,11 +202,12 @@ Tensor paged_attention(const Tensor& query, const Tensor& pages, int64_t layer,
   p.num_spans = seq_lens.size(0);
   p.num_heads = query.size(1);
   p.num_kv_heads = shape.num_kv_heads;
-  p.head_size = shape.head_size;
+  p.head_size = shape.head_size();
   p.scale = static_cast<float>(scale);
   p.window = window.value_or(0);
   p.softcap = static_cast<float>(softcap.value_or(0.0));
-  p.is_bf16 = shape.element_size == 2;
+  p.is_bf16 = type == ScalarType::BFloat16;
+  p.is_codes = shape.is_codes;
   if (sinks.has_value()) {
     check_shape(*sinks, {p.num_heads}, op, "sinks", "[Hq]");
     check_type(*sinks, ScalarType::Float, op, "sinks", "float32");

@@ -126,8 +126,9 @@ std::vector<plait::StepGroup> step_groups(const std::vector<Tensor>& pages,
   std::vector<plait::StepGroup> groups;
   for (size_t i = 0; i < pages.size(); ++i) {
     const Tensor& p = pages[i];
-    check_tensor(p, type, {-1, -1, 2, -1, -1, -1}, "pages",
-                 "[num_blocks, L, 2, Hkv, block_size, D] of the program's dtype");
+    const bool is_codes = p.scalar_type() == ScalarType::Char;
+    check_tensor(p, is_codes ? ScalarType::Char : type, {-1, -1, 2, -1, -1, -1}, "pages",
+                 "[num_blocks, L, 2, Hkv, block_size, D] of the program's dtype, or int8");
     check_tensor(slots[i], ScalarType::Long, {rows}, "slot_mapping", "int64 [T]");
     check_tensor(tables[i], ScalarType::Int, {num_spans, -1}, "block_tables", "int32 [S, B]");
     plait::StepGroup group{};
@@ -136,8 +137,9 @@ std::vector<plait::StepGroup> step_groups(const std::vector<Tensor>& pages,
     group.num_layers = p.size(1);
     group.num_kv_heads = p.size(3);
     group.block_size = p.size(4);
-    group.head_size = p.size(5);
-    check(group.half() > 0, "program_step", "pages must hold something");
+    group.is_codes = is_codes;
+    group.head_size = is_codes ? p.size(5) - plait::kKvScaleBytes : p.size(5);
+    check(group.half() > 0 && group.head_size > 0, "program_step", "pages must hold something");
     group.slots = data<int64_t>(slots[i]);
     group.block_table = data<int32_t>(tables[i]);
     group.table_blocks = tables[i].size(1);

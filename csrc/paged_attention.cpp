@@ -80,7 +80,9 @@ void paged_attention(const AttentionProblem& problem, CpuIsa isa, int64_t num_th
   const double multiply_adds = cut(problem, items);
   if (items.empty()) return;
   const AttentionKernels kernels = attention_kernels(isa);
-  const AttentionKernel kernel = problem.is_bf16 ? kernels.bfloat16 : kernels.float32;
+  const AttentionKernel kernel =
+      problem.is_codes ? (problem.is_bf16 ? kernels.bfloat16_codes : kernels.float32_codes)
+                       : (problem.is_bf16 ? kernels.bfloat16 : kernels.float32);
   const size_t scratch_floats = attention_scratch_floats(problem);
 
   // Items are taken one by one: causal ones differ in size, and cores in speed.

@@ -2,7 +2,8 @@
 // Where a step has ranges whose tokens see each other, a row's keys end after its range.
 //
 // Pages of one KV group: [block][layer][K, V][KV head][slot][D]; a block table leads from a
-// sequence's positions to blocks.
+// sequence's positions to blocks. Of K and V in whole numbers a slot holds D codes, int8, and their
+// scale, see kv_write.h.
 //
 // The order of computation. A row's keys are taken in tiles of kTileKeys, cut at absolute
 // positions, and the softmax is carried from tile to tile (online). Within a tile, a score is one
@@ -37,6 +38,7 @@ struct AttentionProblem {
   int64_t num_blocks;
   int64_t block_stride;  // from block to block
   int64_t value_offset;  // from a K to its V
+  int64_t slot_stride;   // from a slot to the next one
   int64_t block_size;
 
   const int32_t* block_table;  // [S, B]
@@ -56,8 +58,9 @@ struct AttentionProblem {
   float softcap;       // 0: none
   const float* sinks;  // [Hq], or null
 
-  void* out;  // [T, Hq, D], dense
-  bool is_bf16;
+  void* out;      // [T, Hq, D], dense
+  bool is_bf16;   // query and output; and pages, unless these …
+  bool is_codes;  // … are codes
 };
 
 // A unit of work: tokens of one span, for one KV head and the query heads that share it.
@@ -87,6 +90,8 @@ using AttentionKernel = void (*)(const AttentionProblem&, AttentionQueue&, float
 struct AttentionKernels {
   AttentionKernel float32;
   AttentionKernel bfloat16;
+  AttentionKernel float32_codes;
+  AttentionKernel bfloat16_codes;
 };
 
 AttentionKernels attention_kernels_plain();

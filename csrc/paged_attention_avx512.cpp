@@ -10,7 +10,9 @@ AttentionKernels attention_kernels_avx512() {
 }
 
 AttentionKernels attention_kernels_avx512_bf16() {
-  return {make_attention_kernels<Avx512Vec, AvxTranspose>().float32, &attend<DotScores>};
+  AttentionKernels kernels = make_attention_kernels<Avx512Vec, AvxTranspose>();
+  kernels.bfloat16 = &attend<DotScores>;
+  return kernels;
 }
 
 }  // namespace plait

@@ -24,7 +24,7 @@ struct FetchedLines {
 
 // The tile at hand and the ones after it. Threads take items as they come to be next, so no more is
 // looked at than has to be: a third tile where the second one is over too soon.
-template <class Element>
+template <class Stored>
 class TilesAhead {
  public:
   TilesAhead(const AttentionProblem& problem, AttentionQueue& queue)
@@ -98,14 +98,14 @@ class TilesAhead {
       }
       if (key_ < tile.end) {
         const int64_t count = least(tile.end - key_, p_.block_size - slot_);
-        const Element* const from = static_cast<const Element*>(p_.pages) +
-                                    *block_++ * p_.block_stride +
-                                    (tile.item->kv_head * p_.block_size + slot_) * p_.head_size +
-                                    (values_ ? p_.value_offset : 0);
+        const Stored* const from = static_cast<const Stored*>(p_.pages) +
+                                   *block_++ * p_.block_stride +
+                                   (tile.item->kv_head * p_.block_size + slot_) * p_.slot_stride +
+                                   (values_ ? p_.value_offset : 0);
         slot_ = 0;
         const auto begin = reinterpret_cast<uintptr_t>(from);
         const uintptr_t first = begin / kLineBytes * kLineBytes;
-        const auto bytes = static_cast<uintptr_t>(count * p_.head_size) * sizeof(Element);
+        const auto bytes = static_cast<uintptr_t>(count * p_.slot_stride) * sizeof(Stored);
         place_ = reinterpret_cast<const char*>(first);
         lines_ = static_cast<int64_t>((begin + bytes - first + kLineBytes - 1) / kLineBytes);
         key_ += count;

@@ -71,7 +71,9 @@ template <class S>
 class Attention {
   using V = typename S::V;
   using Element = typename S::Element;
-  using Values = std::conditional_t<sizeof(Element) == 4, PlainValues, PairedValues>;
+  using Stored = typename S::Stored;
+  using Values = std::conditional_t<sizeof(Stored) == 2, PairedValues, PlainValues>;
+  static constexpr bool kHasScales = std::is_same_v<Stored, int8_t>;
   static constexpr int64_t kLanes = static_cast<int64_t>(V::kLanes);
   static constexpr int64_t kLinesPerWidenedKey = 2;
 
@@ -85,7 +87,7 @@ class Attention {
   }
 
   void run(AttentionQueue& queue) {
-    TilesAhead<Element> ahead(p_, queue);
+    TilesAhead<Stored> ahead(p_, queue);
     ahead_ = &ahead;
     const AttentionItem* item = nullptr;
     for (; ahead.tile().item != nullptr; ahead.advance()) {
@@ -134,18 +136,40 @@ class Attention {
       pack(panel);
       each_micro(num_rows_, [&](int64_t row, int64_t rows) { score(panel, row, rows); });
     }
+    if constexpr (kHasScales) find_scales(0);
     for (int64_t row = 0; row < num_rows_; ++row) {
+      if constexpr (kHasScales) multiply_by_scales(row);
       const RowSums sums{scratch_.maximum + row, scratch_.sum + row,
                          scratch_.out + row * scratch_.row_floats, p_.head_size};
       softmax<V>(scratch_.scores + row * kTileKeys, scratch_.begin[row], scratch_.end[row],
                  {p_.scale, p_.softcap}, sums);
     }
     ahead_->fetch_tile();
+    if constexpr (kHasScales) {
+      find_scales(p_.value_offset);
+      for (int64_t row = 0; row < num_rows_; ++row) multiply_by_scales(row);
+    }
     // By panels where values are widened first, so that these stay in the nearest cache.
     const int64_t step = is_in_place_ ? kTileKeys : kPanelKeys;
     for (int64_t from = tile_.begin / step * step; from < tile_.end; from += step) {
       if (!is_in_place_) widen_values(from);
       each_micro(num_rows_, [&](int64_t row, int64_t rows) { add(from, from + step, row, rows); });
+    }
+  }
+
+  // Of the tile's K, or of its V, which lie `offset` behind.
+  void find_scales(int64_t offset) {
+    for (int64_t key = tile_.begin; key < tile_.end; ++key) {
+      std::memcpy(scales_ + key, keys_[key] + offset + p_.head_size, sizeof(float));
+    }
+  }
+
+  // A score, or a weight, for a code becomes one for its value.
+  void multiply_by_scales(int64_t row) {
+    float* const scores = scratch_.scores + row * kTileKeys;
+    const int64_t last = round_up(scratch_.end[row], kLanes);
+    for (int64_t key = scratch_.begin[row] / kLanes * kLanes; key < last; key += kLanes) {
+      V::store(scores + key, V::mul(V::load(scores + key), V::load(scales_ + key)));
     }
   }
 
@@ -195,7 +219,7 @@ class Attention {
       const FetchedLines lines = ahead_->take(kLinesPerWidenedKey);
       for (int64_t i = 0; i < kLinesPerWidenedKey; ++i) lines.fetch(i);
       float* const to = scratch_.values + (key - panel) * scratch_.row_floats;
-      const Element* const from = keys_[key] + p_.value_offset;
+      const Stored* const from = keys_[key] + p_.value_offset;
       int64_t d = 0;
       for (; d + kLanes <= p_.head_size; d += kLanes) V::store(to + d, V::load(from + d));
       for (; d < p_.head_size; ++d) to[d] = widen(from[d]);
@@ -224,8 +248,8 @@ class Attention {
     const int64_t vectors = (p_.head_size + kLanes - 1) / kLanes;
     with_rows(rows, [&]<int n>() {
       if (is_in_place_) {
-        const WeightedKeys<Element> keys{weight, keys_ + begin, p_.value_offset, end - begin};
-        add_rows<V, Values, Element, n>(keys, out, scratch_.row_floats, vectors, *ahead_);
+        const WeightedKeys<Stored> keys{weight, keys_ + begin, p_.value_offset, end - begin};
+        add_rows<V, Values, Stored, n>(keys, out, scratch_.row_floats, vectors, *ahead_);
       } else {
         const float* const* const wide = wide_values_ + begin;
         const WeightedKeys<float> keys{weight, wide, 0, end - begin};
@@ -262,18 +286,19 @@ class Attention {
     }
   }
 
-  const Element* zeros() const { return reinterpret_cast<const Element*>(scratch_.zeros); }
+  const Stored* zeros() const { return reinterpret_cast<const Stored*>(scratch_.zeros); }
 
   const AttentionProblem& p_;
   const int64_t group_;
   const bool is_in_place_;  // V is not widened before
   AttentionScratch scratch_;
 
-  TilesAhead<Element>* ahead_ = nullptr;
+  TilesAhead<Stored>* ahead_ = nullptr;
   AttentionTile tile_;
   int64_t num_rows_ = 0;
-  const Element* keys_[kTileKeys];  // of the tile
+  const Stored* keys_[kTileKeys];  // of the tile
   const float* wide_values_[kTileKeys];
+  float scales_[kTileKeys] = {};
 };
 
 template <class S>
@@ -283,7 +308,8 @@ void attend(const AttentionProblem& problem, AttentionQueue& queue, float* scrat
 
 template <class V, class T>
 AttentionKernels make_attention_kernels() {
-  return {&attend<FloatScores<V, T>>, &attend<PairScores<V, T>>};
+  return {&attend<FloatScores<V, T>>, &attend<PairScores<V, T>>, &attend<CodeScores<V, T, float>>,
+          &attend<CodeScores<V, T, uint16_t>>};
 }
 
 }  // namespace

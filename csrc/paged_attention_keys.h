@@ -39,26 +39,26 @@ inline AttentionTile tile_from(const AttentionProblem& p, const AttentionItem* i
 }
 
 // Where K of the block begins that has a position of the tile's item.
-template <class Element>
-inline const Element* block_of(const AttentionProblem& p, const AttentionTile& tile,
-                               int64_t position, const Element* pages) {
+template <class Stored>
+inline const Stored* block_of(const AttentionProblem& p, const AttentionTile& tile,
+                              int64_t position, const Stored* pages) {
   const AttentionItem& item = *tile.item;
   const int64_t block = p.block_table[item.span * p.block_table_stride + position / p.block_size];
-  return pages + block * p.block_stride + item.kv_head * p.block_size * p.head_size;
+  return pages + block * p.block_stride + item.kv_head * p.block_size * p.slot_stride;
 }
 
 // Points at K of every key that some row of the tile sees, and at zeros for all others.
-template <class Element>
-inline void find_keys(const AttentionProblem& p, const AttentionTile& tile, const Element* zeros,
-                      const Element** keys) {
+template <class Stored>
+inline void find_keys(const AttentionProblem& p, const AttentionTile& tile, const Stored* zeros,
+                      const Stored** keys) {
   for (int64_t key = 0; key < tile.begin; ++key) keys[key] = zeros;
   for (int64_t key = tile.end; key < kTileKeys; ++key) keys[key] = zeros;
-  const auto* const pages = static_cast<const Element*>(p.pages);
+  const auto* const pages = static_cast<const Stored*>(p.pages);
   for (int64_t key = tile.begin; key < tile.end;) {
     const int64_t slot = (tile.start + key) % p.block_size;
-    const Element* from = block_of(p, tile, tile.start + key, pages) + slot * p.head_size;
+    const Stored* from = block_of(p, tile, tile.start + key, pages) + slot * p.slot_stride;
     const int64_t end = least(tile.end, key + p.block_size - slot);
-    for (; key < end; ++key, from += p.head_size) keys[key] = from;
+    for (; key < end; ++key, from += p.slot_stride) keys[key] = from;
   }
 }
 

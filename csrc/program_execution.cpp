@@ -256,11 +256,13 @@ void Execution::write_kv(const AttentionOp& op) const {
   };
   const KvRows key = source(op.key);
   const KvRows value = source(op.value);
+  const int64_t stored = group.is_codes ? 1 : size;
   KvPages pages{};
-  pages.data = group.pages + op.layer * 2 * group.half() * size;
-  pages.block_stride = group.block_stride() * size;
-  pages.value_offset = group.half() * size;
-  pages.head_bytes = group.head_size * size;
+  pages.data = group.pages + op.layer * 2 * group.half() * stored;
+  pages.block_stride = group.block_stride() * stored;
+  pages.value_offset = group.half() * stored;
+  pages.head_bytes = group.slot_size() * stored;
+  if (group.is_codes) pages.codes = size == 4 ? KvCodes::kOfFloat32 : KvCodes::kOfBfloat16;
   pages.block_size = group.block_size;
   const int64_t row_bytes = 2 * group.num_kv_heads * pages.head_bytes;
   const auto grain = static_cast<size_t>(std::max<int64_t>(1, kGrainCopiedBytes / row_bytes));
@@ -284,7 +286,9 @@ Work Execution::attention_work(const AttentionProblem& p, const AttentionOp& op)
     pairs += growing * first + growing * (growing - 1) / 2 + (count - growing) * window;
   }
   const auto head_size = static_cast<int64_t>(op.query.head_size);
-  return {keys * p.num_kv_heads * 2 * head_size * static_cast<int64_t>(value_bytes()),
+  const int64_t slot_bytes =
+      p.slot_stride * (p.is_codes ? 1 : static_cast<int64_t>(value_bytes()));
+  return {keys * p.num_kv_heads * 2 * slot_bytes,
           pairs * p.num_heads * 4 * head_size};
 }
 

@@ -93,12 +93,13 @@ void check_taps(const Program& program, const Step& step) {
 AttentionProblem attention_problem(const Program& program, const AttentionOp& op,
                                    const Step& step) {
   const StepGroup& group = step.groups[op.group];
-  const auto bytes = static_cast<int64_t>(element_size(program.type));
+  const int64_t bytes = group.is_codes ? 1 : static_cast<int64_t>(element_size(program.type));
   AttentionProblem p{};
   p.pages = group.pages + op.layer * 2 * group.half() * bytes;
   p.num_blocks = group.num_blocks;
   p.block_stride = group.block_stride();
   p.value_offset = group.half();
+  p.slot_stride = group.slot_size();
   p.block_size = group.block_size;
   p.block_table = group.block_table;
   p.block_table_stride = group.table_stride;
@@ -113,6 +114,7 @@ AttentionProblem attention_problem(const Program& program, const AttentionOp& op
   p.softcap = op.softcap;
   p.sinks = op.sinks;
   p.is_bf16 = program.type == Element::kBfloat16;
+  p.is_codes = group.is_codes;
   return p;
 }
 

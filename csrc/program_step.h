@@ -6,13 +6,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "kv_write.h"
 #include "lora_segments.h"
 #include "paged_attention.h"
 #include "program.h"
 
 namespace plait {
 
-// One KV group's pages, of the registers' type, and where this step's rows lie in them.
+// One KV group's pages, of the registers' type or codes, and where this step's rows lie in them.
 struct StepGroup {
   char* pages;  // [num_blocks, num_layers, 2, num_kv_heads, block_size, head_size]
   int64_t num_blocks;
@@ -26,7 +27,10 @@ struct StepGroup {
   int64_t table_blocks;
   int64_t table_stride;
 
-  int64_t half() const { return num_kv_heads * block_size * head_size; }  // K or V of a layer
+  bool is_codes = false;  // the pages hold these, int8
+
+  int64_t slot_size() const { return is_codes ? head_size + kKvScaleBytes : head_size; }
+  int64_t half() const { return num_kv_heads * block_size * slot_size(); }  // K or V of a layer
   int64_t block_stride() const { return num_layers * 2 * half(); }
 };
 

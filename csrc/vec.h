@@ -55,6 +55,19 @@ struct PlainVec {
   static void store(uint16_t* p, F v) {
     for (size_t i = 0; i < kLanes; ++i) p[i] = float_to_bf16(v[i]);
   }
+  static F load(const int8_t* p) {
+    return F{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]),
+             static_cast<float>(p[3])};
+  }
+  // Of each four bytes at p, one.
+  template <int kByte>
+  static F byte_of_four(const void* p) {
+    int8_t bytes[4 * kLanes];
+    std::memcpy(bytes, p, sizeof(bytes));
+    F result;
+    for (size_t i = 0; i < kLanes; ++i) result[i] = bytes[4 * i + kByte];
+    return result;
+  }
 
   static F add(F a, F b) { return a + b; }
   static F sub(F a, F b) { return a - b; }

@@ -23,6 +23,16 @@ struct Avx2Vec {
     const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
   }
+  static F load(const int8_t* p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+  }
+  template <int kByte>
+  static F byte_of_four(const void* p) {
+    __m256i v = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+    if constexpr (kByte < 3) v = _mm256_slli_epi32(v, 24 - 8 * kByte);
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(v, 24));
+  }
   static void store(uint16_t* p, F v) {
     const __m256i rounded = round_to_bf16(v);
     const __m128i packed =

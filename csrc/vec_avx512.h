@@ -32,6 +32,16 @@ struct Avx512Vec {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
   }
   // Not by vcvtneps2bf16, which flushes small values to zero.
+  static F load(const int8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+  }
+  template <int kByte>
+  static F byte_of_four(const void* p) {
+    __m512i v = _mm512_loadu_si512(p);
+    if constexpr (kByte < 3) v = _mm512_slli_epi32(v, 24 - 8 * kByte);
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(v, 24));
+  }
   static void store(uint16_t* p, F v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(round_to_bf16(v)));
   }

@@ -30,6 +30,7 @@ class Options:
     max_num_batched_tokens: int | None = None
     max_num_queued_reqs: int | None = None
     block_size: int = 16
+    kv_cache_dtype: str = "auto"  # auto: the dtype | int8
     kv_cache_bytes: int | None = None
     memory_utilization: float = 0.8  # share of the memory free at start
     enable_prefix_caching: bool = True
@@ -63,11 +64,15 @@ class KVGroup:
     head_size: int  # of K; V may be narrower and is stored padded to it
     num_blocks: int = 0  # block 0 is the null block and never handed out
 
-    def bytes_per_block(self, block_size: int, bytes_per_value: int) -> int:
-        """Bytes of K and V that one block of all the group's layers takes."""
-        return (
-            2 * len(self.layers) * self.num_kv_heads * self.head_size * block_size * bytes_per_value
-        )
+    def bytes_per_block(
+        self, block_size: int, bytes_per_value: int, bytes_per_scale: int = 0
+    ) -> int:
+        """Bytes of K and V that one block of all the group's layers takes.
+
+        `bytes_per_scale` are kept beside each head of a token.
+        """
+        bytes_per_head = self.head_size * bytes_per_value + bytes_per_scale
+        return 2 * len(self.layers) * self.num_kv_heads * block_size * bytes_per_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

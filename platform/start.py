@@ -118,7 +118,7 @@ def start_engine(
             options,
             model,
             executor.kv_groups,
-            executor.kv_dtype,
+            executor.kv_dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype,
             budget.available_bytes() - mapped_bytes,
             None if draft is None else draft.sizes,
         )

@@ -19,6 +19,7 @@ using plait::AttentionProblem;
 struct Shape {
   int64_t num_heads, num_kv_heads, head_size, block_size, window;
   bool is_bf16;
+  bool is_codes;  // K and V are kept in whole numbers
 };
 
 uint16_t to_bf16(float value) {
@@ -68,15 +69,24 @@ class Values {
   std::vector<char> bytes_;
 };
 
+// What a slot holds of a head of K or V, where all of it are codes.
+float of_codes(const char* slot, int64_t head_size, size_t d) {
+  float scale;
+  std::memcpy(&scale, slot + head_size, sizeof(scale));
+  return scale * static_cast<float>(static_cast<int8_t>(slot[d]));
+}
+
 // One sequence of `length` tokens whose last `rows` are computed; true if the outputs are right.
 // In every other case the middle half of the rows is a range whose tokens see each other.
 bool right(const Shape& shape, int64_t length, int64_t rows, plait::CpuIsa isa,
            std::mt19937& random) {
   const int64_t blocks = (length + shape.block_size - 1) / shape.block_size;
-  const int64_t half = shape.num_kv_heads * shape.block_size * shape.head_size;
   const int64_t element = shape.is_bf16 ? 2 : 4;
-  Values pages(static_cast<size_t>((blocks + 1) * 2 * half), shape.is_bf16);
-  for (size_t i = 0; i < pages.size(); ++i) pages.set(i, std::numeric_limits<float>::quiet_NaN());
+  const int64_t stored = shape.is_codes ? 1 : element;
+  const int64_t slot_size = shape.head_size + (shape.is_codes ? plait::kKvScaleBytes : 0);
+  const int64_t half = shape.num_kv_heads * shape.block_size * slot_size;
+  // Of all ones, as every type's NaN.
+  std::vector<char> pages(static_cast<size_t>((blocks + 1) * 2 * half * stored), '\xff');
 
   // The table runs backwards through the blocks; what lies before every row's window is null.
   const int64_t first =
@@ -97,10 +107,34 @@ bool right(const Shape& shape, int64_t length, int64_t rows, plait::CpuIsa isa,
   value.fill_random(random);
   const int64_t head_bytes = shape.head_size * element;
   const int64_t row_bytes = shape.num_kv_heads * head_bytes;
-  plait::kv_write({pages.data(), 2 * half * element, half * element, head_bytes, shape.block_size},
-                  {key.data(), row_bytes, head_bytes, head_bytes},
-                  {value.data(), row_bytes, head_bytes, head_bytes}, slots.data(),
-                  shape.num_kv_heads, 0, length);
+  const auto codes = !shape.is_codes ? plait::KvCodes::kNone
+                     : shape.is_bf16 ? plait::KvCodes::kOfBfloat16
+                                     : plait::KvCodes::kOfFloat32;
+  plait::kv_write(
+      {pages.data(), 2 * half * stored, half * stored, slot_size * stored, shape.block_size, codes},
+      {key.data(), row_bytes, head_bytes, head_bytes},
+      {value.data(), row_bytes, head_bytes, head_bytes}, slots.data(), shape.num_kv_heads, 0,
+      length);
+
+  // What was written, as kernels are to read it.
+  std::vector<float> keys(key.size()), values(value.size());
+  for (int64_t t = first; t < length; ++t) {
+    const int64_t slot = slots[static_cast<size_t>(t)];
+    for (int64_t h = 0; h < shape.num_kv_heads; ++h) {
+      const char* const at = pages.data() + slot / shape.block_size * 2 * half * stored +
+                             (h * shape.block_size + slot % shape.block_size) * slot_size * stored;
+      for (size_t d = 0; d < static_cast<size_t>(shape.head_size); ++d) {
+        const size_t i = static_cast<size_t>((t * shape.num_kv_heads + h) * shape.head_size) + d;
+        keys[i] = shape.is_codes ? of_codes(at, shape.head_size, d) : key.get(i);
+        values[i] = shape.is_codes ? of_codes(at + half, shape.head_size, d) : value.get(i);
+        const float slack = shape.is_codes ? 0.05f : 0.0f;  // half a code of 127, of 6 at most
+        if (std::abs(keys[i] - key.get(i)) > slack || std::abs(values[i] - value.get(i)) > slack) {
+          std::printf("token %d head %d is not what was written\n", int(t), int(h));
+          return false;
+        }
+      }
+    }
+  }
 
   Values query(static_cast<size_t>(rows * shape.num_heads * shape.head_size), shape.is_bf16);
   Values out(query.size(), shape.is_bf16);
@@ -115,6 +149,7 @@ bool right(const Shape& shape, int64_t length, int64_t rows, plait::CpuIsa isa,
   p.num_blocks = blocks + 1;
   p.block_stride = 2 * half;
   p.value_offset = half;
+  p.slot_stride = slot_size;
   p.block_size = shape.block_size;
   p.block_table = table.data();
   p.block_table_stride = blocks;
@@ -135,6 +170,7 @@ bool right(const Shape& shape, int64_t length, int64_t rows, plait::CpuIsa isa,
   p.window = shape.window;
   p.out = out.data();
   p.is_bf16 = shape.is_bf16;
+  p.is_codes = shape.is_codes;
   plait::paged_attention(p, isa, 1, [](int64_t count, const std::function<void(int64_t)>& body) {
     for (int64_t i = 0; i < count; ++i) body(i);
   });
@@ -152,21 +188,21 @@ bool right(const Shape& shape, int64_t length, int64_t rows, plait::CpuIsa isa,
       double weights = 0;
       for (int64_t t = begin; t < ends[static_cast<size_t>(r)]; ++t) {
         double score = 0;
-        for (size_t d = 0; d < sum.size(); ++d)
-          score += query.get(q_at + d) * key.get(kv_at(t) + d);
+        for (size_t d = 0; d < sum.size(); ++d) score += query.get(q_at + d) * keys[kv_at(t) + d];
         const double weight = std::exp(score * 0.25);
         weights += weight;
-        for (size_t d = 0; d < sum.size(); ++d) sum[d] += weight * value.get(kv_at(t) + d);
+        for (size_t d = 0; d < sum.size(); ++d) sum[d] += weight * values[kv_at(t) + d];
       }
       for (size_t d = 0; d < sum.size(); ++d) {
         const double exact = sum[d] / weights;
         const double slack = shape.is_bf16 ? 1e-3 + std::abs(exact) / 200 : 1e-4;
         if (!(std::abs(out.get(q_at + d) - exact) < slack)) {
           std::printf(
-              "isa %s Hq %d Hkv %d D %d block %d window %d bf16 %d length %d rows %d: %g, not %g\n",
+              "isa %s Hq %d Hkv %d D %d block %d window %d bf16 %d codes %d length %d rows %d: "
+              "%g, not %g\n",
               plait::cpu_isa_name(isa), int(shape.num_heads), int(shape.num_kv_heads),
               int(shape.head_size), int(shape.block_size), int(shape.window), int(shape.is_bf16),
-              int(length), int(rows), double(out.get(q_at + d)), exact);
+              int(shape.is_codes), int(length), int(rows), double(out.get(q_at + d)), exact);
           return false;
         }
       }
@@ -182,12 +218,13 @@ int main() {
   bool all_right = true;
   int num_cases = 0;
   for (int isa = 0; isa <= static_cast<int>(plait::best_cpu_isa()); ++isa) {
-    for (const bool is_bf16 : {false, true}) {
+    for (const auto& [is_bf16, is_codes] :
+         {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
       for (const int64_t head_size : {1, 8, 17, 80}) {
         for (const int64_t block_size : {5, 16}) {
           for (const int64_t window : {0, 1, 20}) {
             for (const auto& [heads, kv_heads] : {std::pair{9, 3}, {7, 1}}) {
-              const Shape shape{heads, kv_heads, head_size, block_size, window, is_bf16};
+              const Shape shape{heads, kv_heads, head_size, block_size, window, is_bf16, is_codes};
               const int64_t length = 1 + static_cast<int64_t>(random() % 140);
               const int64_t rows = 1 + static_cast<int64_t>(random() % 9) % length;
               for (const int64_t n : {rows, std::min<int64_t>(length, 20)}) {

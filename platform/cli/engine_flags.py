@@ -94,6 +94,11 @@ MEMORY = (
     _memory("max_num_batched_tokens", "Most tokens in one step. Default: by machine.", low=1),
     _memory("block_size", "Tokens in a KV block.", low=1),
     _memory(
+        "kv_cache_dtype",
+        "Type of KV; int8: half of bfloat16's memory. Default: as --dtype.",
+        choices=("auto", "int8"),
+    ),
+    _memory(
         "kv_cache_bytes",
         'Memory for KV, such as "2GiB". Default: what fits.',
         name="kv-cache-memory",

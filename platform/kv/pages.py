@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from plait.platform.ops.kv_codes import SCALE_BYTES
+
 if TYPE_CHECKING:
     from plait.platform.config import CacheConfig, KVGroup
 
@@ -15,10 +17,11 @@ _ALIGNMENT = 64  # bytes: a cache line and the widest vector
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def page_shape(group: KVGroup, block_size: int) -> tuple[int, ...]:
+def page_shape(group: KVGroup, block_size: int, dtype: str) -> tuple[int, ...]:
     """Returns [num_blocks, L, 2, Hkv, block_size, D]: K and V of all layers of a block together.
 
     A block is one piece of memory, so that it can be copied, spilled and restored in one transfer.
+    In int8 the last dimension is D + 4: codes, then their scale.
     """
     return (
         group.num_blocks,
@@ -26,14 +29,15 @@ def page_shape(group: KVGroup, block_size: int) -> tuple[int, ...]:
         2,
         group.num_kv_heads,
         block_size,
-        group.head_size,
+        group.head_size + (SCALE_BYTES if dtype == "int8" else 0),
     )
 
 
 def create_pages(cache: CacheConfig, device: torch.device | str = "cpu") -> list[torch.Tensor]:
     """Returns the page tensors of all groups, zeroed, in the order of `cache.groups`."""
+    dtype = torch.int8 if cache.dtype == "int8" else DTYPES[cache.dtype]
     return [
-        _zeros(page_shape(group, cache.block_size), DTYPES[cache.dtype], torch.device(device))
+        _zeros(page_shape(group, cache.block_size, cache.dtype), dtype, torch.device(device))
         for group in cache.groups
     ]
 

@@ -7,6 +7,7 @@ import functools
 import torch
 
 from plait.platform.ops._native import has_kernels
+from plait.platform.ops.kv_codes import SCALE_BYTES, to_codes
 
 
 def kv_write(
@@ -20,8 +21,9 @@ def kv_write(
 
     Args:
         pages: [num_blocks, L, 2, Hkv, block_size, D], fp32 or bf16, contiguous; changed in place.
+            Or int8 with D + 4 in the last place, see `kv_codes`.
         layer: Index within the group.
-        key: [T, Hkv, ≤ D] of the pages' dtype; heads and rows may lie apart, as in a merged qkv.
+        key: [T, Hkv, ≤ D] of the pages' dtype, or beside int8 fp32 or bf16; heads and rows may lie apart, as in a merged qkv.
         value: Likewise; its head may be narrower than the key's. What is narrower than the pages'
             D is padded with zeros.
         slot_mapping: int64 [T], block * block_size + offset.
@@ -42,12 +44,15 @@ def reference_kv_write(
     value: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """`kv_write` by torch's indexing. Exact: values are copied, so there is no tolerance."""
+    """`kv_write` by torch's indexing. Exact: there is no tolerance."""
     block_size, head_size = pages.shape[4:]
+    is_codes = pages.dtype is torch.int8
+    head_size -= SCALE_BYTES if is_codes else 0
     wanted = slot_mapping >= 0
     slots = slot_mapping[wanted]
     for half, rows in enumerate((key, value)):
         padded = torch.nn.functional.pad(rows[wanted], (0, head_size - rows.shape[2]))
+        padded = to_codes(padded) if is_codes else padded
         pages[slots // block_size, layer, half, :, slots % block_size] = padded
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from plait.platform.ops._native import has_kernels
+from plait.platform.ops.kv_codes import from_codes
 
 
 def paged_attention(  # noqa: PLR0913 - the tensors of one step, each of its own kind
@@ -36,9 +37,10 @@ def paged_attention(  # noqa: PLR0913 - the tensors of one step, each of its own
     max(0, position - window + 1) … position; a row inside a range sees on to the range's end.
 
     Args:
-        query: [T, Hq, D] of the pages' dtype; heads and rows may lie apart. Hq is a multiple of
+        query: [T, Hq, D] of the pages' dtype, or beside int8 fp32 or bf16; heads and rows may lie apart. Hq is a multiple of
             Hkv, and neighbouring query heads share a KV head.
-        pages: [num_blocks, L, 2, Hkv, block_size, D], fp32 or bf16, contiguous.
+        pages: [num_blocks, L, 2, Hkv, block_size, D], fp32 or bf16, contiguous. Or int8 with D + 4
+            in the last place, see `kv_codes`.
         layer: Index within the group.
         block_table: int32 [S, B]. Only blocks that some row of the span sees are read; these may
             not be the null block 0.
@@ -140,10 +142,9 @@ def gather_keys(
     block_size = pages.shape[4]
     at = torch.arange(first, length, device=pages.device)
     block, slot = blocks[at // block_size].long(), at % block_size
-    return (
-        pages[block, layer, 0, :, slot].transpose(0, 1),
-        pages[block, layer, 1, :, slot].transpose(0, 1),
-    )
+    kept = [pages[block, layer, half, :, slot].transpose(0, 1) for half in (0, 1)]
+    k, v = (from_codes(x) for x in kept) if pages.dtype is torch.int8 else kept
+    return k, v
 
 
 def tolerance(dtype: torch.dtype) -> dict[str, float]:

@@ -118,9 +118,9 @@ def drive(started: Started, asked: list[Request], rng: random.Random) -> list[Ev
 
 
 @cache
-def alone(path: Path) -> dict[tuple[str, int], Answer]:
+def alone(path: Path, **options: object) -> dict[tuple[str, int], Answer]:
     """The reference: each request by itself, in one chunk, nothing cached."""
-    started = start(path, enable_prefix_caching=False, max_num_batched_tokens=512)
+    started = start(path, enable_prefix_caching=False, max_num_batched_tokens=512, **options)
     events: list[Event] = []
     for request in build(started, seed=0):
         started.engine.add(request)
@@ -170,6 +170,27 @@ def test_together_equals_alone_when_blocks_run_out(
     events = drive(started, build(started, seed=0), random.Random(5))
     assert answers(events) == alone(path)
     assert started.engine.stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_kv_in_whole_numbers_is_the_same_together_and_by_torch(
+    checkpoint: Callable[[str], Path], family: str
+) -> None:
+    """Chunks, cached prefixes, preemptions and drafts read back what each row wrote by itself."""
+    path = checkpoint(family)
+    started = start(
+        path,
+        kv_cache_dtype="int8",
+        max_num_batched_tokens=64,
+        max_num_seqs=16,
+        kv_cache_bytes=scarce(path) * (8 + 4) // (4 * 8),  # heads of 8 at least
+    )
+    assert started.engine.config.cache.dtype == "int8"
+    events = drive(started, build(started, seed=0), random.Random(5))
+    assert answers(events) == alone(path, kv_cache_dtype="int8")
+    assert started.engine.stats.num_preemptions > 0
+    assert answers(events) == alone(path, kv_cache_dtype="int8", executor="torch")
+    assert answers(events) != alone(path)  # the codes are in use
 
 
 def test_rows_are_bit_identical_in_any_company(checkpoint: Callable[[str], Path]) -> None:

@@ -13,6 +13,7 @@ from support.history_executor import model_info
 from plait.platform.budget import fit
 from plait.platform.config import KVGroup, Options, VisionInfo
 from plait.platform.errors import ConfigError
+from plait.platform.kv.pages import create_pages
 
 MODEL = replace(model_info(), context_length=8192, weight_bytes=1 << 28)
 FULL = KVGroup(layers=tuple(range(30)), window=None, num_kv_heads=3, head_size=64)
@@ -22,6 +23,14 @@ GIB = 1 << 30
 
 def size(groups: tuple[KVGroup, ...], block_size: int = 16) -> int:
     return sum(g.num_blocks * g.bytes_per_block(block_size, 2) for g in groups)
+
+
+def test_kv_in_whole_numbers_holds_nearly_twice_as_much() -> None:
+    options = Options(kv_cache_bytes=GIB)
+    wide = fit(options, MODEL, (FULL,), "bfloat16", 8 * GIB).cache.groups[0].num_blocks
+    cache = fit(options, MODEL, (FULL,), "int8", 8 * GIB).cache
+    assert cache.groups[0].num_blocks == pytest.approx(wide * 2 * 64 / (64 + 4), rel=0.001)
+    assert create_pages(cache)[0].nbytes <= GIB
 
 
 @given(

@@ -25,10 +25,10 @@ pytestmark = pytest.mark.skipif(
 NUM_TOKENS = 800
 
 
-def measure(**options):
+def measure(kv_dtype=None, **options):
     token_ids = Tokenizer.load(model_path()).encode(ENGLISH)[:NUM_TOKENS]
     loaded = load_model(Options(progress=False, **options))
-    return perplexity(loaded.executor, token_ids)
+    return perplexity(loaded.executor, token_ids, kv_dtype)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,12 @@ def plain(tmp_path_factory):
 
 def test_bfloat16_is_within_half_a_percent(reference):
     assert measure(quantization="none", dtype="bfloat16") == pytest.approx(reference, rel=0.005)
+
+
+def test_kv_in_whole_numbers_is_within_half_a_percent(reference):
+    got = measure("int8", quantization="none", dtype="float32")
+    assert got != reference
+    assert got == pytest.approx(reference, rel=0.005)
 
 
 def test_blocks_with_rounded_rows_are_within_one_and_a_half_percent(reference):

@@ -94,7 +94,7 @@ def test_many_rows_are_the_same_on_any_threads(num_threads):
         ({"slot_mapping": torch.zeros(5, 1, dtype=torch.int64)}, r"slot_mapping must be \[T\]"),
         ({"slot_mapping": torch.tensor([0, 1, 48, 2, 3])}, "slot 48 of row 2 is beyond the 48"),
         ({"pages": torch.zeros(3, 2, 3, 2, 16, 8)}, "pages must be"),
-        ({"pages": torch.zeros(3, 2, 2, 2, 16, 8).double()}, "float32 or bfloat16"),
+        ({"pages": torch.zeros(3, 2, 2, 2, 16, 8).double()}, "float32, bfloat16 or int8"),
         ({"pages": torch.zeros(3, 2, 2, 16, 2, 8).transpose(3, 4)}, "pages must be contiguous"),
     ],
 )

@@ -5,6 +5,7 @@ import pytest
 import torch
 from support import cpu_isa
 
+from plait.platform.ops.kv_codes import SCALE_BYTES, from_codes, to_codes
 from plait.platform.ops.paged_attention import (
     AttentionShape,
     example_attention,
@@ -28,11 +29,15 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @dataclass
 class Tokens:
-    """One sequence before it is cut into blocks: q [n, Hq, D], k and v [n, Hkv, D]."""
+    """One sequence before it is cut into blocks: q [n, Hq, D], k and v [n, Hkv, D].
+
+    Where K and V are kept in whole numbers, `codes` are these, and k and v what they say.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
+    codes: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 def make_tokens(length, heads, head_size, dtype, seed=0):
@@ -43,6 +48,11 @@ def make_tokens(length, heads, head_size, dtype, seed=0):
         return torch.randn(length, count, head_size, generator=generator).to(dtype)
 
     return Tokens(rows(num_heads), rows(num_kv_heads), rows(num_kv_heads))
+
+
+def in_codes(tokens):
+    codes = (to_codes(tokens.k), to_codes(tokens.v))
+    return Tokens(tokens.q, *(from_codes(x) for x in codes), codes=codes)
 
 
 def exact_attention(tokens, *, scale, window=None, softcap=None, sinks=None, ranges=()):
@@ -73,11 +83,15 @@ def in_pages(spans, *, block_size=16, window=None, seed=0, layers=3, layer=1):
     """
     first = spans[0][0]
     dtype, (num_kv_heads, head_size) = first.k.dtype, first.k.shape[1:]
+    if first.codes is not None:
+        head_size += SCALE_BYTES
     counts = [-(-stop // block_size) for _, _, stop in spans]
     order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed)) + 1
-    pages = torch.full(
-        (len(order) + 1, layers, 2, num_kv_heads, block_size, head_size), torch.nan, dtype=dtype
-    )
+    page_shape = (len(order) + 1, layers, 2, num_kv_heads, block_size, head_size)
+    if first.codes is None:
+        pages = torch.full(page_shape, torch.nan, dtype=dtype)
+    else:
+        pages = torch.full(page_shape, -1, dtype=torch.int8)  # all ones are NaN as a scale
     table = torch.zeros(len(spans), max(counts) + 1, dtype=torch.int32)
     free = iter(order.tolist())
     for span, (tokens, start, stop) in enumerate(spans):
@@ -89,8 +103,8 @@ def in_pages(spans, *, block_size=16, window=None, seed=0, layers=3, layer=1):
             table[span, index] = block
             begin, end = max(oldest, index * block_size), min(stop, (index + 1) * block_size)
             slots = slice(begin - index * block_size, end - index * block_size)
-            pages[block, layer, 0, :, slots] = tokens.k[begin:end].transpose(0, 1)
-            pages[block, layer, 1, :, slots] = tokens.v[begin:end].transpose(0, 1)
+            for half, rows in enumerate(tokens.codes or (tokens.k, tokens.v)):
+                pages[block, layer, half, :, slots] = rows[begin:end].transpose(0, 1)
     query = torch.cat([tokens.q[start:stop] for tokens, start, stop in spans])
     query_start = torch.tensor([0, *(stop - start for _, start, stop in spans)]).cumsum(0)
     seq_lens = torch.tensor([stop for _, _, stop in spans], dtype=torch.int32)
@@ -256,6 +270,29 @@ def test_a_nan_reaches_its_own_rows_and_no_other(isa):
     assert out[70:].isnan().all()
 
 
+@pytest.mark.parametrize("op", [paged_attention, reference_paged_attention])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_size", [1, 3, 17, 64, 80])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_codes_are_right_with_every_option(isa, op, dtype, head_size, options):
+    tokens = [in_codes(make_tokens(n, (6, 2), head_size, dtype, seed=n)) for n in (1, 140, 300)]
+    spans = [(tokens[2], 290, 300), (tokens[0], 0, 1), (tokens[1], 100, 140), (tokens[2], 128, 129)]
+    check(op, spans, **options_of(options, 6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_codes_have_the_same_bits_in_any_chunk_batch_and_block(isa, dtype):
+    length = 200
+    tokens = in_codes(make_tokens(length, (6, 2), 64, dtype))
+    other = in_codes(make_tokens(90, (6, 2), 64, dtype, seed=1))
+    whole = paged_attention(*in_pages([(tokens, 0, length)]), scale=0.2)
+    for chunk, block_size in ((1, 16), (7, 5), (100, 1)):
+        cuts = [*range(0, length, chunk), length]
+        spans = [(other, 20, 90), *((tokens, a, b) for a, b in itertools.pairwise(cuts))]
+        out = paged_attention(*in_pages(spans, block_size=block_size, seed=chunk), scale=0.2)
+        assert torch.equal(out[70:], whole), f"chunk {chunk}, block size {block_size}"
+
+
 # --- bits ----------------------------------------------------------------------------------
 
 
@@ -343,7 +380,10 @@ def test_torch_accepts_the_op(dtype, options):
         ({"window": 0}, "window must be at least 1"),
         ({"softcap": -1.0}, "softcap must be positive"),
         ({"sinks": torch.zeros(3)}, r"sinks must be \[Hq\]"),
-        ({"pages": torch.zeros(7, 2, 2, 3, 16, 64).half()}, "pages must be float32 or bfloat16"),
+        (
+            {"pages": torch.zeros(7, 2, 2, 3, 16, 64).half()},
+            "pages must be float32, bfloat16 or int8",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_by_name(change, message):

@@ -31,8 +31,8 @@ class _Scorer(StepDriver):
             track.output.append(0)
 
 
-def perplexity(executor, token_ids: Sequence[int]) -> float:
+def perplexity(executor, token_ids: Sequence[int], kv_dtype: str | None = None) -> float:
     """Exp of the mean loss of every token but the first."""
-    driver = _Scorer(executor, num_blocks=len(token_ids) // 4 + 8)
+    driver = _Scorer(executor, num_blocks=len(token_ids) // 4 + 8, kv_dtype=kv_dtype)
     driver.run([Track(list(token_ids), num_output=1)], chunk=256)
     return math.exp(driver.total / (len(token_ids) - 1))

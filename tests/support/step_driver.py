@@ -41,14 +41,21 @@ class Track:
 class StepDriver:
     """Owns the blocks of an executor's cache and runs tracks to their end."""
 
-    def __init__(self, executor: Executor, *, num_blocks: int = 256, seed: int = 0) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        num_blocks: int = 256,
+        seed: int = 0,
+        kv_dtype: str | None = None,
+    ) -> None:
         self.executor = executor
         groups = tuple(replace(g, num_blocks=num_blocks) for g in executor.kv_groups)
         executor.allocate(
             CacheConfig(
                 block_size=BLOCK_SIZE,
                 groups=groups,
-                dtype=executor.kv_dtype,
+                dtype=kv_dtype or executor.kv_dtype,
                 enable_prefix_caching=False,
             )
         )
