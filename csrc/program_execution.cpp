@@ -286,10 +286,8 @@ Work Execution::attention_work(const AttentionProblem& p, const AttentionOp& op)
     pairs += growing * first + growing * (growing - 1) / 2 + (count - growing) * window;
   }
   const auto head_size = static_cast<int64_t>(op.query.head_size);
-  const int64_t slot_bytes =
-      p.slot_stride * (p.is_codes ? 1 : static_cast<int64_t>(value_bytes()));
-  return {keys * p.num_kv_heads * 2 * slot_bytes,
-          pairs * p.num_heads * 4 * head_size};
+  const int64_t slot_bytes = p.slot_stride * (p.is_codes ? 1 : static_cast<int64_t>(value_bytes()));
+  return {keys * p.num_kv_heads * 2 * slot_bytes, pairs * p.num_heads * 4 * head_size};
 }
 
 // --- values

@@ -23,7 +23,8 @@ def kv_write(
         pages: [num_blocks, L, 2, Hkv, block_size, D], fp32 or bf16, contiguous; changed in place.
             Or int8 with D + 4 in the last place, see `kv_codes`.
         layer: Index within the group.
-        key: [T, Hkv, ≤ D] of the pages' dtype, or beside int8 fp32 or bf16; heads and rows may lie apart, as in a merged qkv.
+        key: [T, Hkv, ≤ D] of the pages' dtype, or beside int8 fp32 or bf16; heads and rows may lie
+            apart, as in a merged qkv.
         value: Likewise; its head may be narrower than the key's. What is narrower than the pages'
             D is padded with zeros.
         slot_mapping: int64 [T], block * block_size + offset.

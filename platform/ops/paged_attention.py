@@ -37,8 +37,8 @@ def paged_attention(  # noqa: PLR0913 - the tensors of one step, each of its own
     max(0, position - window + 1) … position; a row inside a range sees on to the range's end.
 
     Args:
-        query: [T, Hq, D] of the pages' dtype, or beside int8 fp32 or bf16; heads and rows may lie apart. Hq is a multiple of
-            Hkv, and neighbouring query heads share a KV head.
+        query: [T, Hq, D] of the pages' dtype, or beside int8 fp32 or bf16; heads and rows may lie
+            apart. Hq is a multiple of Hkv, and neighbouring query heads share a KV head.
         pages: [num_blocks, L, 2, Hkv, block_size, D], fp32 or bf16, contiguous. Or int8 with D + 4
             in the last place, see `kv_codes`.
         layer: Index within the group.
