@@ -9,9 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from plait.platform.config import CacheConfig, KVGroup, ModelInfo, Options, SchedulerConfig
+from plait.platform.config import (
+    KV_SCALE_BYTES,
+    CacheConfig,
+    KVGroup,
+    ModelInfo,
+    Options,
+    SchedulerConfig,
+)
 from plait.platform.errors import ConfigError
-from plait.platform.ops.kv_codes import SCALE_BYTES
 
 MAX_NUM_SEQS = 64  # two to sixty-four CPU cores: beyond it steps only get longer
 MAX_NUM_BATCHED_TOKENS = 256  # a longer step would hold up the running streams
@@ -304,7 +310,9 @@ class _Sizes:
         self._draft = draft
         self._groups = groups
         self._bounds = bounds
-        per_value, per_scale = (1, SCALE_BYTES) if dtype == "int8" else (BYTES_PER_VALUE[dtype], 0)
+        per_value, per_scale = (
+            (1, KV_SCALE_BYTES) if dtype == "int8" else (BYTES_PER_VALUE[dtype], 0)
+        )
         self._block_bytes = [g.bytes_per_block(block_size, per_value, per_scale) for g in groups]
 
     def _blocks(self, tokens: int) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+KV_SCALE_BYTES = 4  # of a head of a token, beside its codes where KV is int8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:

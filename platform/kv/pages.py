@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from plait.platform.ops.kv_codes import SCALE_BYTES
+from plait.platform.config import KV_SCALE_BYTES
 
 if TYPE_CHECKING:
     from plait.platform.config import CacheConfig, KVGroup
@@ -29,7 +29,7 @@ def page_shape(group: KVGroup, block_size: int, dtype: str) -> tuple[int, ...]:
         2,
         group.num_kv_heads,
         block_size,
-        group.head_size + (SCALE_BYTES if dtype == "int8" else 0),
+        group.head_size + (KV_SCALE_BYTES if dtype == "int8" else 0),
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SCALE_BYTES = 4
+from plait.platform.config import KV_SCALE_BYTES
+
 MOST = 127
 _SMALLEST = 1e-36  # below, 127 / size is infinite in fp32
 
@@ -32,7 +33,9 @@ def to_codes(rows: Tensor) -> Tensor:
 def from_codes(kept: Tensor) -> Tensor:
     """The rows that `to_codes` kept, fp32 `[..., D]`."""
     codes, scale = (
-        kept[..., :-SCALE_BYTES],
-        kept[..., -SCALE_BYTES:].clone(memory_format=torch.contiguous_format).view(torch.float32),
+        kept[..., :-KV_SCALE_BYTES],
+        kept[..., -KV_SCALE_BYTES:]
+        .clone(memory_format=torch.contiguous_format)
+        .view(torch.float32),
     )
     return codes.float() * scale

@@ -6,8 +6,9 @@ import functools
 
 import torch
 
+from plait.platform.config import KV_SCALE_BYTES
 from plait.platform.ops._native import has_kernels
-from plait.platform.ops.kv_codes import SCALE_BYTES, to_codes
+from plait.platform.ops.kv_codes import to_codes
 
 
 def kv_write(
@@ -48,7 +49,7 @@ def reference_kv_write(
     """`kv_write` by torch's indexing. Exact: there is no tolerance."""
     block_size, head_size = pages.shape[4:]
     is_codes = pages.dtype is torch.int8
-    head_size -= SCALE_BYTES if is_codes else 0
+    head_size -= KV_SCALE_BYTES if is_codes else 0
     wanted = slot_mapping >= 0
     slots = slot_mapping[wanted]
     for half, rows in enumerate((key, value)):

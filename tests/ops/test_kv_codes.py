@@ -5,13 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.platform.ops.kv_codes import SCALE_BYTES, from_codes, to_codes
+from plait.platform.config import KV_SCALE_BYTES
+from plait.platform.ops.kv_codes import from_codes, to_codes
 from plait.platform.ops.kv_write import example_kv_write, kv_write, reference_kv_write
 
 
 def written(write, shape, dtype, change=lambda rows: rows):
     pages, layer, key, value, slots = example_kv_write(*shape, dtype=dtype)
-    kept = torch.full((*pages.shape[:-1], shape[2] + SCALE_BYTES), 77, dtype=torch.int8)
+    kept = torch.full((*pages.shape[:-1], shape[2] + KV_SCALE_BYTES), 77, dtype=torch.int8)
     slots[::5] = -1
     write(kept, layer, change(key), change(value[..., : max(1, shape[2] - 3)]), slots)
     return kept
@@ -46,7 +47,7 @@ def test_a_value_is_off_by_half_a_code_at_most(values):
 def test_a_head_that_is_not_finite_is_nan_and_its_neighbours_are_not(write, bad):
     rows = torch.randn(4, 2, 8)
     rows[1, 0, 5] = bad
-    kept = torch.zeros(1, 1, 2, 2, 4, 8 + SCALE_BYTES, dtype=torch.int8)
+    kept = torch.zeros(1, 1, 2, 2, 4, 8 + KV_SCALE_BYTES, dtype=torch.int8)
     write(kept, 0, rows, rows, torch.arange(4))
     for half in from_codes(kept)[0, 0]:
         assert half[0, 1].isnan().all()
@@ -63,6 +64,6 @@ def test_a_head_that_is_not_finite_is_nan_and_its_neighbours_are_not(write, bad)
     ],
 )
 def test_rows_that_do_not_fit_are_refused_by_name(key, value, message):
-    kept = torch.zeros(1, 1, 2, 2, 4, 8 + SCALE_BYTES, dtype=torch.int8)
+    kept = torch.zeros(1, 1, 2, 2, 4, 8 + KV_SCALE_BYTES, dtype=torch.int8)
     with pytest.raises(RuntimeError, match=message):
         kv_write(kept, 0, key, value, torch.zeros(1, dtype=torch.int64))

@@ -5,7 +5,8 @@ import pytest
 import torch
 from support import cpu_isa
 
-from plait.platform.ops.kv_codes import SCALE_BYTES, from_codes, to_codes
+from plait.platform.config import KV_SCALE_BYTES
+from plait.platform.ops.kv_codes import from_codes, to_codes
 from plait.platform.ops.paged_attention import (
     AttentionShape,
     example_attention,
@@ -84,7 +85,7 @@ def in_pages(spans, *, block_size=16, window=None, seed=0, layers=3, layer=1):
     first = spans[0][0]
     dtype, (num_kv_heads, head_size) = first.k.dtype, first.k.shape[1:]
     if first.codes is not None:
-        head_size += SCALE_BYTES
+        head_size += KV_SCALE_BYTES
     counts = [-(-stop // block_size) for _, _, stop in spans]
     order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed)) + 1
     page_shape = (len(order) + 1, layers, 2, num_kv_heads, block_size, head_size)
