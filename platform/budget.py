@@ -310,10 +310,8 @@ class _Sizes:
         self._draft = draft
         self._groups = groups
         self._bounds = bounds
-        per_value, per_scale = (
-            (1, KV_SCALE_BYTES) if dtype == "int8" else (BYTES_PER_VALUE[dtype], 0)
-        )
-        self._block_bytes = [g.bytes_per_block(block_size, per_value, per_scale) for g in groups]
+        sizes = (1, KV_SCALE_BYTES) if dtype == "int8" else (BYTES_PER_VALUE[dtype],)
+        self._block_bytes = [g.bytes_per_block(block_size, *sizes) for g in groups]
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._block_size)

@@ -32,10 +32,5 @@ def to_codes(rows: Tensor) -> Tensor:
 
 def from_codes(kept: Tensor) -> Tensor:
     """The rows that `to_codes` kept, fp32 `[..., D]`."""
-    codes, scale = (
-        kept[..., :-KV_SCALE_BYTES],
-        kept[..., -KV_SCALE_BYTES:]
-        .clone(memory_format=torch.contiguous_format)
-        .view(torch.float32),
-    )
-    return codes.float() * scale
+    scale = kept[..., -KV_SCALE_BYTES:].clone(memory_format=torch.contiguous_format)
+    return kept[..., :-KV_SCALE_BYTES].float() * scale.view(torch.float32)
