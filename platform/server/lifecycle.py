@@ -1,7 +1,8 @@
 """Serving to the end: signals, the drain, and the way out.
 
-First SIGTERM or SIGINT: /ready and new requests say 503 at once, running requests go on up to the
-shutdown timeout, the rest is aborted, and the process ends. A second signal ends it immediately.
+First SIGTERM, SIGINT or SIGHUP: /ready and new requests say 503 at once, running requests go on up
+to the shutdown timeout, the rest is aborted, and the process ends. A second signal ends it
+immediately. A SIGHUP that is ignored, as under nohup, stays so.
 """
 
 from __future__ import annotations
@@ -68,6 +69,11 @@ def _config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
     )
 
 
+def _handled() -> list[signal.Signals]:
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [*_SIGNALS] if ignored else [*_SIGNALS, signal.SIGHUP]
+
+
 class _Server(uvicorn.Server):
     """uvicorn's server with a drain between the signal and the end."""
 
@@ -84,7 +90,7 @@ class _Server(uvicorn.Server):
             yield
             return
         self._loop = asyncio.get_running_loop()
-        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        before = {number: signal.signal(number, self.handle_exit) for number in _handled()}
         try:
             yield
         finally:

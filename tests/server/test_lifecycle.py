@@ -55,12 +55,13 @@ async def serving(tmp_path, **options):
     await asyncio.wait_for(task, 10)
 
 
-async def test_running_requests_end_and_new_ones_are_turned_away(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_running_requests_end_and_new_ones_are_turned_away(tmp_path, number):
     async with serving(tmp_path) as (engine, http, task):
         async with http.stream("POST", CHAT, json=STREAM) as response:
             blocks = response.aiter_raw()
             content = await anext(blocks)
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
             await engine.draining.wait()
             assert (await http.get("/ready")).status_code == 503
             refused = await http.post(CHAT, json=STREAM)
@@ -74,6 +75,18 @@ async def test_running_requests_end_and_new_ones_are_turned_away(tmp_path):
     assert engine.closed
     assert engine.drained == [30.0]
     assert engine.aborted == []
+
+
+async def test_a_hangup_that_is_ignored_stays_so(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        async with serving(tmp_path) as (engine, http, _task):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert (await http.get("/ready")).status_code == 200
+            assert not engine.draining.is_set()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 async def test_what_outlasts_the_timeout_ends_with_an_error(tmp_path):
