@@ -71,7 +71,7 @@ WITHOUT_EFFECT = frozenset(
     | {"memory_utilization", "enable_prefix_caching", "adapter_memory_bytes", "adapter_host_bytes"}
     | {"max_adapter_rank", "encoder_cache_bytes", "adapter_drain_s", "speculation", "draft_model"}
     | {"max_draft_tokens", "draft_sampling", "num_threads", "pin_threads", "seed", "progress"}
-    | {"trace_steps", "adapter_dtype"}
+    | {"trace_steps", "adapter_dtype", "kv_cache_dtype"}
 )
 
 
