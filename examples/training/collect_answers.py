@@ -5,7 +5,7 @@ Most questions are the model's own: what it writes where a user's turn begins ("
 arXiv:2406.08464); the others are made from lists. Beside the tokens of an answer these are the rows
 between the model's layers, as they are when it is served: the engine hands them to whatever drafts,
 here to a recorder. Adapters that lie in platform/demo/parts answer a share of chats of their own.
-About two and a half minutes of a core for each file of 68,000 tokens; files are independent, so two
+Less than three minutes of a core for each file of 68,000 tokens; files are independent, so two
 processes halve the time.
 """
 
