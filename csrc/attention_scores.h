@@ -29,15 +29,30 @@ struct PlainTranspose {
   }
 };
 
-// Packs bf16 keys as the pairs that they are; an odd last value is paired with 0.
-template <class T>
-inline void pack_pairs(const uint16_t* const* keys, int64_t head_size, float* panel) {
-  T::transpose(keys, head_size / 2, panel);
-  if (head_size % 2 == 0) return;
+// Keys' values that fill the place of a float together.
+template <class Stored>
+constexpr int64_t kValuesInFloat = static_cast<int64_t>(sizeof(float) / sizeof(Stored));
+
+// Packs keys as the pairs or fours that they are; the last ones are filled up with zeros.
+template <class T, class Stored>
+inline void pack_together(const Stored* const* keys, int64_t head_size, float* panel) {
+  constexpr int64_t kTogether = kValuesInFloat<Stored>;
+  const int64_t whole = head_size / kTogether;
+  T::transpose(keys, whole, panel);
+  const int64_t rest = head_size % kTogether;
+  if (rest == 0) return;
   for (int i = 0; i < 8; ++i) {
-    const uint32_t last = keys[i][head_size - 1];
-    std::memcpy(panel + head_size / 2 * kPanelKeys + i, &last, sizeof(last));
+    uint32_t last = 0;
+    std::memcpy(&last, keys[i] + whole * kTogether, static_cast<size_t>(rest) * sizeof(Stored));
+    std::memcpy(panel + whole * kPanelKeys + i, &last, sizeof(last));
   }
+}
+
+// A query beside keys that are packed so.
+template <class Stored, class Element>
+inline void widen_query(const Element* from, float* to, int64_t head_size) {
+  for (int64_t d = 0; d < head_size; ++d) to[d] = widen(from[d]);
+  for (int64_t d = head_size; d % kValuesInFloat<Stored> != 0; ++d) to[d] = 0.0f;
 }
 
 // Adds the products of one d: q is the first row's value, k gives a vector of keys.
@@ -102,11 +117,10 @@ struct PairScores {
 
   static int64_t steps(int64_t head_size) { return (head_size + 1) / 2; }
   static void load_query(const uint16_t* from, float* to, int64_t head_size) {
-    for (int64_t d = 0; d < head_size; ++d) to[d] = widen(from[d]);
-    if (head_size % 2 != 0) to[head_size] = 0.0f;
+    widen_query<Stored>(from, to, head_size);
   }
   static void pack(const uint16_t* const* keys, int64_t head_size, float* panel) {
-    pack_pairs<T>(keys, head_size, panel);
+    pack_together<T>(keys, head_size, panel);
   }
 
   template <int kRows, int kVecs>
@@ -155,18 +169,10 @@ struct CodeScores {
 
   static int64_t steps(int64_t head_size) { return (head_size + 3) / 4; }
   static void load_query(const E* from, float* to, int64_t head_size) {
-    for (int64_t d = 0; d < head_size; ++d) to[d] = widen(from[d]);
-    for (int64_t d = head_size; d < 4 * steps(head_size); ++d) to[d] = 0.0f;
+    widen_query<Stored>(from, to, head_size);
   }
   static void pack(const int8_t* const* keys, int64_t head_size, float* panel) {
-    T::transpose(keys, head_size / 4, panel);
-    const auto rest = static_cast<size_t>(head_size % 4);
-    if (rest == 0) return;
-    for (int i = 0; i < 8; ++i) {
-      uint32_t last = 0;
-      std::memcpy(&last, keys[i] + head_size / 4 * 4, rest);
-      std::memcpy(panel + head_size / 4 * kPanelKeys + i, &last, sizeof(last));
-    }
+    pack_together<T>(keys, head_size, panel);
   }
 
   template <int kRows, int kVecs>

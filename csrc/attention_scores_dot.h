@@ -23,7 +23,7 @@ struct DotScores {
   }
 
   static void pack(const Element* const* keys, int64_t head_size, float* panel) {
-    pack_pairs<AvxTranspose>(keys, head_size, panel);
+    pack_together<AvxTranspose>(keys, head_size, panel);
   }
 
   template <int kRows, int kVecs>

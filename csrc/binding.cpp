@@ -91,6 +91,16 @@ PageShape check_pages(const Tensor& pages, int64_t layer, const char* op) {
   return shape;
 }
 
+// Rows beside pages: of their dtype, but of either one beside codes.
+ScalarType check_row_type(const Tensor& t, const Tensor& pages, const PageShape& shape,
+                          const char* op, const char* name) {
+  const ScalarType type = shape.is_codes ? t.scalar_type() : pages.scalar_type();
+  check(type == ScalarType::Float || type == ScalarType::BFloat16, op, name,
+        " must be float32 or bfloat16");
+  check_type(t, type, op, name, "of the pages' dtype");
+  return type;
+}
+
 // --- kv_write
 // --------------------------------------------------------------------------------------
 
@@ -98,10 +108,7 @@ plait::KvRows check_rows(const Tensor& t, const Tensor& pages, const PageShape& 
                          int64_t num_tokens, const char* name) {
   constexpr const char* op = "kv_write";
   check_shape(t, {num_tokens, shape.num_kv_heads, -1}, op, name, "[T, Hkv, D]");
-  const ScalarType type = shape.is_codes ? t.scalar_type() : pages.scalar_type();
-  check(type == ScalarType::Float || type == ScalarType::BFloat16, op, name,
-        " must be float32 or bfloat16");
-  check_type(t, type, op, name, "of the pages' dtype");
+  const ScalarType type = check_row_type(t, pages, shape, op, name);
   check(t.size(2) <= shape.head_size(), op, name, " has head size ", t.size(2),
         ", the pages have only ", shape.head_size());
   check_dense_last(t, op, name);
@@ -165,10 +172,7 @@ Tensor paged_attention(const Tensor& query, const Tensor& pages, int64_t layer,
   constexpr const char* op = "paged_attention";
   const PageShape shape = check_pages(pages, layer, op);
   check_shape(query, {-1, -1, shape.head_size()}, op, "query", "[T, Hq, D] with the pages' D");
-  const ScalarType type = shape.is_codes ? query.scalar_type() : pages.scalar_type();
-  check(type == ScalarType::Float || type == ScalarType::BFloat16, op,
-        "query must be float32 or bfloat16");
-  check_type(query, type, op, "query", "of the pages' dtype");
+  const ScalarType type = check_row_type(query, pages, shape, op, "query");
   check_dense_last(query, op, "query");
   check(query.size(1) > 0 && query.size(1) % shape.num_kv_heads == 0, op, query.size(1),
         " query heads are no multiple of the ", shape.num_kv_heads, " KV heads");

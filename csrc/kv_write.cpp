@@ -3,13 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "vec.h"
+#include "attention_math.h"
 
 namespace plait {
 namespace {
-
-float widened(float value) { return value; }
-float widened(uint16_t value) { return bf16_to_float(value); }
 
 // Symmetric, to -127 … 127. A row that is not finite gets NaN for its scale, and zeros.
 template <class T>
@@ -18,7 +15,7 @@ void write_codes(char* to, const char* from, int64_t count, int64_t slot_bytes) 
   auto* const codes = reinterpret_cast<int8_t*>(to);
   int32_t most = 0;  // sizes compare as their bits do
   for (int64_t d = 0; d < count; ++d) {
-    const float value = widened(x[d]);
+    const float value = widen(x[d]);
     int32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
     most = std::max(most, bits & 0x7fffffff);
@@ -32,7 +29,7 @@ void write_codes(char* to, const char* from, int64_t count, int64_t slot_bytes) 
   const float factor = is_finite && size > 1e-36f ? 127.0f / size : 0.0f;
   for (int64_t d = 0; d < count; ++d) {
     // The nearest whole number: no fraction bits are left beside 1.5 * 2^23.
-    const float shifted = (is_finite ? widened(x[d]) : 0.0f) * factor + 12582912.0f;
+    const float shifted = (is_finite ? widen(x[d]) : 0.0f) * factor + 12582912.0f;
     int32_t bits;
     std::memcpy(&bits, &shifted, sizeof(bits));
     codes[d] = static_cast<int8_t>(bits - 0x4b400000);

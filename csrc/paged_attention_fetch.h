@@ -91,17 +91,13 @@ class TilesAhead {
       const AttentionTile& tile = tiles_[fetched_];
       if (key_ < 0) {
         key_ = tile.begin;
-        const int64_t position = tile.start + key_;
-        slot_ = position % p_.block_size;
-        block_ =
-            p_.block_table + tile.item->span * p_.block_table_stride + position / p_.block_size;
+        slot_ = (tile.start + key_) % p_.block_size;
+        block_ = find_block(p_, *tile.item, tile.start + key_);
       }
       if (key_ < tile.end) {
         const int64_t count = least(tile.end - key_, p_.block_size - slot_);
-        const Stored* const from = static_cast<const Stored*>(p_.pages) +
-                                   *block_++ * p_.block_stride +
-                                   (tile.item->kv_head * p_.block_size + slot_) * p_.slot_stride +
-                                   (values_ ? p_.value_offset : 0);
+        const Stored* const from =
+            keys_in<Stored>(p_, *tile.item, *block_++, slot_) + (values_ ? p_.value_offset : 0);
         slot_ = 0;
         const auto begin = reinterpret_cast<uintptr_t>(from);
         const uintptr_t first = begin / kLineBytes * kLineBytes;

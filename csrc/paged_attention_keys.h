@@ -38,13 +38,18 @@ inline AttentionTile tile_from(const AttentionProblem& p, const AttentionItem* i
   return {};
 }
 
-// Where K of the block begins that has a position of the tile's item.
+// Where a position's block stands in the table of the item's sequence.
+inline const int32_t* find_block(const AttentionProblem& p, const AttentionItem& item,
+                                 int64_t position) {
+  return p.block_table + item.span * p.block_table_stride + position / p.block_size;
+}
+
+// Where K of the item's head lies in a block, at a slot.
 template <class Stored>
-inline const Stored* block_of(const AttentionProblem& p, const AttentionTile& tile,
-                              int64_t position, const Stored* pages) {
-  const AttentionItem& item = *tile.item;
-  const int64_t block = p.block_table[item.span * p.block_table_stride + position / p.block_size];
-  return pages + block * p.block_stride + item.kv_head * p.block_size * p.slot_stride;
+inline const Stored* keys_in(const AttentionProblem& p, const AttentionItem& item, int32_t block,
+                             int64_t slot) {
+  return static_cast<const Stored*>(p.pages) + block * p.block_stride +
+         (item.kv_head * p.block_size + slot) * p.slot_stride;
 }
 
 // Points at K of every key that some row of the tile sees, and at zeros for all others.
@@ -53,10 +58,10 @@ inline void find_keys(const AttentionProblem& p, const AttentionTile& tile, cons
                       const Stored** keys) {
   for (int64_t key = 0; key < tile.begin; ++key) keys[key] = zeros;
   for (int64_t key = tile.end; key < kTileKeys; ++key) keys[key] = zeros;
-  const auto* const pages = static_cast<const Stored*>(p.pages);
-  for (int64_t key = tile.begin; key < tile.end;) {
-    const int64_t slot = (tile.start + key) % p.block_size;
-    const Stored* from = block_of(p, tile, tile.start + key, pages) + slot * p.slot_stride;
+  const int32_t* block = find_block(p, *tile.item, tile.start + tile.begin);
+  int64_t slot = (tile.start + tile.begin) % p.block_size;
+  for (int64_t key = tile.begin; key < tile.end; ++block, slot = 0) {
+    const Stored* from = keys_in<Stored>(p, *tile.item, *block, slot);
     const int64_t end = least(tile.end, key + p.block_size - slot);
     for (; key < end; ++key, from += p.slot_stride) keys[key] = from;
   }

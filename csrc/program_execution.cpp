@@ -256,7 +256,7 @@ void Execution::write_kv(const AttentionOp& op) const {
   };
   const KvRows key = source(op.key);
   const KvRows value = source(op.value);
-  const int64_t stored = group.is_codes ? 1 : size;
+  const int64_t stored = group.stored_bytes(type());
   KvPages pages{};
   pages.data = group.pages + op.layer * 2 * group.half() * stored;
   pages.block_stride = group.block_stride() * stored;
@@ -286,7 +286,7 @@ Work Execution::attention_work(const AttentionProblem& p, const AttentionOp& op)
     pairs += growing * first + growing * (growing - 1) / 2 + (count - growing) * window;
   }
   const auto head_size = static_cast<int64_t>(op.query.head_size);
-  const int64_t slot_bytes = p.slot_stride * (p.is_codes ? 1 : static_cast<int64_t>(value_bytes()));
+  const int64_t slot_bytes = p.slot_stride * runner.step_.groups[op.group].stored_bytes(type());
   return {keys * p.num_kv_heads * 2 * slot_bytes, pairs * p.num_heads * 4 * head_size};
 }
 

@@ -93,7 +93,7 @@ void check_taps(const Program& program, const Step& step) {
 AttentionProblem attention_problem(const Program& program, const AttentionOp& op,
                                    const Step& step) {
   const StepGroup& group = step.groups[op.group];
-  const int64_t bytes = group.is_codes ? 1 : static_cast<int64_t>(element_size(program.type));
+  const int64_t bytes = group.stored_bytes(program.type);
   AttentionProblem p{};
   p.pages = group.pages + op.layer * 2 * group.half() * bytes;
   p.num_blocks = group.num_blocks;

@@ -29,6 +29,10 @@ struct StepGroup {
 
   bool is_codes = false;  // the pages hold these, int8
 
+  // Bytes of a code, or of a value of the registers' type.
+  int64_t stored_bytes(Element type) const {
+    return is_codes ? 1 : static_cast<int64_t>(element_size(type));
+  }
   int64_t slot_size() const { return is_codes ? head_size + kKvScaleBytes : head_size; }
   int64_t half() const { return num_kv_heads * block_size * slot_size(); }  // K or V of a layer
   int64_t block_stride() const { return num_layers * 2 * half(); }
